@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import torchmdla
 from torchmdla import Annotations, CaptureError, TensorSpec
+from torchmdla.importer.script_program import program_of
+from torchmdla.script.ir import Program
 from torchmdla.testing.compare import assert_matches
 
 _TO_BACKEND = "builtin.module(torchscript-module-to-torch-backend-pipeline)"
@@ -206,11 +208,9 @@ def test_a_module() -> None:
     assert 'private "' not in text
 
 
-def loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    file = io.BytesIO()
-    torch.jit.save(module, file)
-    file.seek(0)
-    return torch.jit.load(file)
+def loaded(module: torch.jit.ScriptModule, folder: Path, load: Callable[[Path], Any] = torch.jit.load) -> Any:
+    module.save(folder / "model.pt")
+    return load(folder / "model.pt")
 
 
 class Small(nn.Module):
@@ -235,24 +235,27 @@ class Small(nn.Module):
         return x
 
 
-MAKERS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
-    "script": lambda module, x: torch.jit.script(module),
-    "trace": lambda module, x: torch.jit.trace(module, x),
-    "script, loaded": lambda module, x: loaded(torch.jit.script(module)),
-    "trace, loaded": lambda module, x: loaded(torch.jit.trace(module, x)),
-    "frozen": lambda module, x: torch.jit.freeze(torch.jit.script(module.eval())),
+MAKERS: dict[str, Callable[[nn.Module, Tensor, Path], Any]] = {
+    "script": lambda module, x, folder: torch.jit.script(module),
+    "trace": lambda module, x, folder: torch.jit.trace(module, x),
+    "script, loaded": lambda module, x, folder: loaded(torch.jit.script(module), folder),
+    "trace, loaded": lambda module, x, folder: loaded(torch.jit.trace(module, x), folder),
+    "frozen": lambda module, x, folder: torch.jit.freeze(torch.jit.script(module.eval())),
+    "script, read": lambda module, x, folder: loaded(torch.jit.script(module), folder, torchmdla.read),
+    "trace, read": lambda module, x, folder: loaded(torch.jit.trace(module, x), folder, torchmdla.read),
 }
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_to_the_backend_contract_and_run(maker: str) -> None:
+def test_to_the_backend_contract_and_run(maker: str, tmp_path: Path) -> None:
     """Check that upstream's pipeline removes the object graph, and that the rest computes eager's values."""
     from torch_mlir.passmanager import PassManager
 
     torch.manual_seed(0)
     module, x = Small().eval(), torch.randn(5, 3)
-    scripted = MAKERS[maker](module, x)
-    name = next(argument.name for argument in scripted._c._get_method("forward").schema.arguments[1:])
+    scripted = MAKERS[maker](module, x, tmp_path)
+    program = scripted if isinstance(scripted, Program) else program_of(scripted)
+    name = program.method().parameters[1]
     known = {"forward": {name: TensorSpec(x.shape, torch.float32)}}
     builder = imported(scripted, Annotations(exports=["forward"], arguments=known))
     with builder.module.context:

@@ -14,6 +14,7 @@ from torch_mlir import ir
 from torchmdla.capture.block import Block, Capture, CapturedFunction
 from torchmdla.capture.fx.functional import decompose_graph, final_values, remove_writes
 from torchmdla.capture.options import Options
+from torchmdla.capture.script.tensors import Tensors
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.importer.function import FunctionWriter, dialect_name
 from torchmdla.importer.fx import read_fx
@@ -29,7 +30,7 @@ from torchmdla.importer.types import record_value
 from torchmdla.mlir import TensorSpec
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import fill_resources
-from torchmdla.script.ir import Graph
+from torchmdla.script.ir import Graph, Program
 
 
 @dataclass(frozen=True)
@@ -152,13 +153,14 @@ class ModuleBuilder:
             imported = import_script_function(graph, functions, arguments, self._has_op, self._scripted)
         self._append_script(imported, graph.name)
 
-    def import_module(self, module: torch.jit.ScriptModule, annotations: Annotations | None = None) -> None:
+    def import_module(self, module: torch.jit.ScriptModule | Program, annotations: Annotations | None = None) -> None:
         """Import a scripted or traced module: its classes, methods, and objects with their attributes.
 
         A builder accepts one module, because upstream's passes do.
 
         Args:
-            module: the module; its parameters and attributes get their current values.
+            module: the module; its parameters and attributes get their current values. Or a program of
+                :func:`torchmdla.read`.
             annotations: the methods that can be called from outside, and known facts about their arguments. Without
                 annotations, all methods and attributes are public, and no facts are known.
 
@@ -167,14 +169,16 @@ class ModuleBuilder:
             ValueError: a module was imported before, or ``annotations`` refer to something that does not exist.
             CaptureError: the Torch dialect cannot express part of the module; the message names it and its location.
         """
-        if not isinstance(module, torch.jit.ScriptModule):
+        if not isinstance(module, torch.jit.ScriptModule | Program):
             raise TypeError(f"import_module takes a scripted module, got {type(module).__name__}")
         if self._has_module:
             raise ValueError("a module was imported before")
-        name = module._c._type().qualified_name()
+        program = module if isinstance(module, Program) else program_of(module, inlined=False)
+        name = program.root.class_name
         with _as_capture_error(name):
-            program = program_of(module, inlined=False)
-            imported = import_script_module(program, annotations or Annotations(), self._has_op, self._scripted)
+            imported = import_script_module(
+                program, annotations or Annotations(), self._has_op, self._scripted, Tensors(program.path).tensor
+            )
         self._append_script(imported, name)
         self._has_module = True
 

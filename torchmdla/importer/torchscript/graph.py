@@ -218,6 +218,8 @@ def write_value(writer: ScriptWriter, value: Any, type_: ir.Type) -> Value:
     if type_.kind == "Tensor" and isinstance(value, bool | int | float):
         # A trace made a tensor of a number.
         value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    if type_.kind == "Device" and isinstance(value, str):
+        value = torch.device(value)
     if type_.kind == "Optional" and value is not None:
         return write_value(writer, value, type_.arguments[0])
     if type_.kind == "List":

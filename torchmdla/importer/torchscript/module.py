@@ -25,7 +25,7 @@ from torchmdla.importer.torchscript.graph import (
     function_type,
     write_value,
 )
-from torchmdla.importer.torchscript.writer import ScriptWriter
+from torchmdla.importer.torchscript.writer import ScriptWriter, TensorOf
 from torchmdla.importer.types import element_type
 from torchmdla.script.ir import Class, Graph, Object, Program, Type
 
@@ -87,32 +87,38 @@ def import_script_module(
     program: Program,
     annotations: Annotations,
     is_registered: Callable[[str], bool],
-    known: Collection[str] = (),
+    known: Collection[str],
+    tensor_of: TensorOf,
 ) -> ImportedScript:
     """Write the module of a program with its classes, methods and objects.
 
     Args:
-        program: the program. Its tensors are PyTorch's.
+        program: the program.
         annotations: the module's annotations.
         is_registered: as for :func:`import_script_function`.
         known: as for :func:`import_script_function`.
+        tensor_of: returns the tensor of a file.
 
     Raises:
         ValueError: If the annotations refer to a missing member.
         CompileError: If a part has no form in the dialect. The error names it.
     """
-    importer = _Importer(program.functions, is_registered, known)
+    importer = _Importer(program.functions, is_registered, known, tensor_of)
     importer.module(program, annotations)
     return importer.finish()
 
 
 class _Importer:
     def __init__(
-        self, functions: Mapping[str, Graph], is_registered: Callable[[str], bool], known: Collection[str]
+        self,
+        functions: Mapping[str, Graph],
+        is_registered: Callable[[str], bool],
+        known: Collection[str],
+        tensor_of: TensorOf | None = None,
     ) -> None:
         self._functions = functions
         self._known = frozenset(known)
-        self._writer = ScriptWriter()
+        self._writer = ScriptWriter(tensor_of)
         self._methods: dict[tuple[str, str], FunctionType] = {}
         self._called: set[str] = set()
         self._symbols: set[str] = set()
@@ -198,6 +204,7 @@ class _Importer:
 
     def _value(self, value: Any, type_: Type) -> Value:
         """Return an attribute's value. Equal views of memory share one value, so that a write to one affects all."""
+        value = self._writer.loaded(value)
         if not isinstance(value, Tensor):
             return write_value(self._writer, value, type_)
         storage = value.untyped_storage()._cdata

@@ -12,17 +12,24 @@ from torch import Tensor
 from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Value, float_literal, quote
 from torchmdla.importer.literals import Literals, literal_type
+from torchmdla.script.ir import StoredTensor
+
+TensorOf = Callable[[StoredTensor], Tensor]
 
 
 class ScriptWriter:
     """Collector of lines. The line that defines a value makes it.
+
+    Args:
+        tensor_of: returns the tensor of a file.
 
     Attributes:
         location: the location of every op until it is set again.
         literals: the tensors of the text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tensor_of: TensorOf | None = None) -> None:
+        self._tensor_of = tensor_of
         self.location = "loc(unknown)"
         self.literals = Literals()
         self._lines: list[str] = []
@@ -79,12 +86,17 @@ class ScriptWriter:
 
     # Constants
 
+    def loaded(self, value: object) -> object:
+        """Return a value, or PyTorch's tensor for a tensor of a file."""
+        return self._tensor_of(value) if self._tensor_of and isinstance(value, StoredTensor) else value
+
     def constant(self, value: object, type_: object) -> Value:
         """Write None, a number, a string, a device or a tensor. The type of a tensor includes its sizes and dtype.
 
         Raises:
             CompileError: If the dialect does not have values of ``type_``, or the dtype.
         """
+        value = self.loaded(value)
         if isinstance(value, Tensor):
             attributes = f"value = {self.literals.attribute(value)}"
             return self.op("torch.tensor.literal", [], [literal_type(value)], attributes)[0]
