@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-API_VERSION = 1
+API_VERSION = 2
 _WRONG_TENSOR = 5
 
 
