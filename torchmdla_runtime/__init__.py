@@ -3,12 +3,16 @@
 It needs NumPy, but neither PyTorch nor torchmdla::
 
     model = torchmdla_runtime.Model("model.tmdla")
-    (scores,) = model(images)
+    session = model.session()
+    scores = session(images)
 """
 
 from __future__ import annotations
 
-from torchmdla_runtime.library import ModelError, WrongTensor, api_version, provides
+from torchmdla_runtime.library import ModelError, Raised, WrongTensor, WrongValue, api_version, provides
 from torchmdla_runtime.model import Model, TensorInfo
+from torchmdla_runtime.session import Session
 
-__all__ = ["Model", "ModelError", "TensorInfo", "WrongTensor", "api_version", "provides"]
+__all__ = [
+    "Model", "ModelError", "Raised", "Session", "TensorInfo", "WrongTensor", "WrongValue", "api_version", "provides",
+]  # fmt: skip

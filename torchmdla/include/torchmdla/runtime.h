@@ -126,7 +126,8 @@ tmdla_status tmdla_run_dlpack(const tmdla_model* model, struct DLManagedTensor* 
                               size_t output_count);
 
 /* Return whether code in a file may call the function of this name, which belongs to the runtime or
- * the C library, or whether a method may use the operator of this name, such as "aten::select.int". */
+ * the C library, or whether a method may use the operator of this name, such as "aten::select.int".
+ */
 int tmdla_provides(const char* function);
 
 /* Methods. A model has one method at least, mostly "forward". */
