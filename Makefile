@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/cxx tests/mdla tests/native tests/aarch64 tests/packages tests/readers,$(folder)/*.cpp $(folder)/*.h))
+CXX_FILES := $(wildcard $(foreach folder,src/* src/native/operators mdla/* torchmdla/devices/mdla/include tests/cxx tests/mdla tests/native tests/aarch64 tests/packages tests/readers,$(folder)/*.cpp $(folder)/*.h))
 SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CMakeLists.txt src/native/CMakeLists.txt setup.py release/npm_package.py release/operator_table.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2

@@ -160,6 +160,9 @@ def source_ranges(node: Any) -> str: ...
 def set_packages(on: bool) -> None:
     """Set whether groups use the code that packages have for them."""
 
+def set_lone_groups(on: bool) -> None:
+    """Set whether a single cheap operator is a group, too."""
+
 def available_cpus() -> int:
     """Return how many CPUs the calling thread may use, by its affinity mask and the quotas of its control groups."""
 

@@ -3,12 +3,33 @@
 It needs NumPy, but neither PyTorch nor torchmdla::
 
     model = torchmdla_runtime.Model("model.tmdla")
-    (scores,) = model(images)
+    session = model.session()
+    scores = session(images)
 """
 
 from __future__ import annotations
 
-from torchmdla_runtime.library import WRONG_PROCESSOR, ModelError, WrongTensor, api_version, provides
+from torchmdla_runtime.library import (
+    WRONG_PROCESSOR,
+    ModelError,
+    Raised,
+    WrongTensor,
+    WrongValue,
+    api_version,
+    provides,
+)
 from torchmdla_runtime.model import Model, TensorInfo
+from torchmdla_runtime.session import Session
 
-__all__ = ["WRONG_PROCESSOR", "Model", "ModelError", "TensorInfo", "WrongTensor", "api_version", "provides"]
+__all__ = [
+    "WRONG_PROCESSOR",
+    "Model",
+    "ModelError",
+    "Raised",
+    "Session",
+    "TensorInfo",
+    "WrongTensor",
+    "WrongValue",
+    "api_version",
+    "provides",
+]

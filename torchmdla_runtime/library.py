@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-API_VERSION = 1
+API_VERSION = 2
 WRONG_PROCESSOR = 4
-_WRONG_TENSOR = 5
+_WRONG_TENSOR, _RAISED, _WRONG_VALUE = 5, 10, 11
 
 
 class ModelError(RuntimeError):
@@ -20,6 +20,18 @@ class ModelError(RuntimeError):
 
 class WrongTensor(ModelError, ValueError):
     """Error for an input whose dtype or sizes the model does not support."""
+
+
+class WrongValue(ModelError, TypeError):
+    """Error for an argument whose type a method does not accept, or for another number of arguments."""
+
+
+class Raised(ModelError):
+    """Exception that a program raised; ``exception`` is the qualified name of its class, such as ``ValueError``."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text, status)
+        self.exception = LIBRARY.tmdla_last_exception().decode().removeprefix("builtins.")
 
 
 class Options(ctypes.Structure):
@@ -45,6 +57,37 @@ class Tensor(ctypes.Structure):
     )
 
 
+class Value(ctypes.Structure):
+    """Value of a program; its fields follow."""
+
+
+class Content(ctypes.Union):
+    _fields_ = (
+        ("integer", ctypes.c_int64),
+        ("real", ctypes.c_double),
+        ("text", ctypes.c_void_p),
+        ("tensor", ctypes.POINTER(Tensor)),
+        ("items", ctypes.POINTER(Value)),
+    )
+
+
+Value._fields_ = (
+    ("kind", ctypes.c_int32),
+    ("unused", ctypes.c_int32),
+    ("count", ctypes.c_size_t),
+    ("content", Content),
+)
+
+
+class MethodInfo(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("schema", ctypes.c_char_p), ("parameter_count", ctypes.c_size_t))
+
+
+class ParameterInfo(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("type", ctypes.c_char_p), ("has_default", ctypes.c_int32))
+
+
+_SESSION, _VALUES = ctypes.c_void_p, ctypes.POINTER(Value)
 _MODEL, _TENSORS, _COUNT = ctypes.c_void_p, ctypes.POINTER(Tensor), ctypes.c_size_t
 
 # Result type and argument types.
@@ -63,6 +106,19 @@ _FUNCTIONS = {
     "tmdla_output_sizes": (ctypes.c_int, _MODEL, _TENSORS, _COUNT, _COUNT, ctypes.POINTER(ctypes.c_int64)),
     "tmdla_run": (ctypes.c_int, _MODEL, _TENSORS, _COUNT, _TENSORS, _COUNT),
     "tmdla_provides": (ctypes.c_int, ctypes.c_char_p),
+    "tmdla_method_count": (_COUNT, _MODEL),
+    "tmdla_method": (ctypes.c_int, _MODEL, _COUNT, ctypes.POINTER(MethodInfo)),
+    "tmdla_parameter": (ctypes.c_int, _MODEL, _COUNT, _COUNT, ctypes.POINTER(ParameterInfo)),
+    "tmdla_session_create": (ctypes.c_int, _MODEL, ctypes.POINTER(_SESSION)),
+    "tmdla_session_free": (None, _SESSION),
+    "tmdla_session_reset": (ctypes.c_int, _SESSION),
+    "tmdla_call": (ctypes.c_int, _SESSION, _COUNT, _VALUES, _COUNT, ctypes.POINTER(_VALUES)),
+    "tmdla_last_exception": (ctypes.c_char_p,),
+    "tmdla_session_memory": (_COUNT, _SESSION),
+    "tmdla_attribute_count": (_COUNT, _MODEL),
+    "tmdla_attribute_name": (ctypes.c_char_p, _MODEL, _COUNT),
+    "tmdla_get_attribute": (ctypes.c_int, _SESSION, _COUNT, ctypes.POINTER(_VALUES)),
+    "tmdla_set_attribute": (ctypes.c_int, _SESSION, _COUNT, _VALUES),
 }
 
 
@@ -81,6 +137,9 @@ def _load() -> ctypes.CDLL:
 LIBRARY = _load()
 
 
+_ERRORS = {_WRONG_TENSOR: WrongTensor, _WRONG_VALUE: WrongValue, _RAISED: Raised}
+
+
 def check(status: int) -> None:
     """Raise an error if ``status`` is a failure.
 
@@ -89,7 +148,7 @@ def check(status: int) -> None:
     """
     if status:
         text = LIBRARY.tmdla_last_error().decode(errors="replace")
-        raise (WrongTensor if status == _WRONG_TENSOR else ModelError)(text, status)
+        raise _ERRORS.get(status, ModelError)(text, status)
 
 
 def api_version() -> int:
@@ -98,5 +157,5 @@ def api_version() -> int:
 
 
 def provides(function: str) -> bool:
-    """Return whether code in a model's file may call a function."""
+    """Return whether code in a model's file may call a function, or its methods an operator."""
     return bool(LIBRARY.tmdla_provides(function.encode()))

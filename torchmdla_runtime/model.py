@@ -10,14 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchmdla_runtime.library import API_VERSION, LIBRARY, Info, Options, Tensor, WrongTensor, check
-
-# Dtypes by their numbers in the C interface. NumPy does not support bfloat16; its bits are stored as an integer.
-_DTYPES: dict[int, np.dtype[Any]] = {
-    0: np.dtype(np.uint8), 1: np.dtype(np.int8), 2: np.dtype(np.int16), 3: np.dtype(np.int32), 4: np.dtype(np.int64),
-    5: np.dtype(np.float16), 6: np.dtype(np.float32), 7: np.dtype(np.float64), 9: np.dtype(np.complex64),
-    10: np.dtype(np.complex128), 11: np.dtype(np.bool_), 15: np.dtype(np.uint16),
-}  # fmt: skip
+from torchmdla_runtime.arrays import DTYPES, Array, as_array, new_tensor, tensor_of
+from torchmdla_runtime.library import API_VERSION, LIBRARY, Info, MethodInfo, Options, Tensor, WrongTensor, check
+from torchmdla_runtime.session import Session
 
 
 class TensorInfo(NamedTuple):
@@ -50,8 +45,16 @@ class Model:
         self._numbers, self.inputs = self._described(LIBRARY.tmdla_input, LIBRARY.tmdla_input_count(handle))
         self._output_numbers, self.outputs = self._described(LIBRARY.tmdla_output, LIBRARY.tmdla_output_count(handle))
 
-    def __call__(self, *arrays: Any) -> list[np.ndarray[Any, Any]]:
-        """Compute the outputs and return them as new arrays.
+        self.methods = self._described_methods()
+        names = (LIBRARY.tmdla_attribute_name(handle, k) for k in range(LIBRARY.tmdla_attribute_count(handle)))
+        self.attributes = tuple(name.decode() for name in names)
+
+    def session(self) -> Session:
+        """Return a new session, with the state of the file. It calls the methods of the model."""
+        return Session(self)
+
+    def __call__(self, *arrays: Any) -> list[Array]:
+        """Compute the outputs of a model that is one group and return them as new arrays.
 
         Args:
             arrays: for each input an array: a NumPy array, or an object in CPU memory that supports DLPack or the
@@ -79,7 +82,7 @@ class Model:
         """
         if len(shapes) != len(self.inputs):
             raise WrongTensor(f"the model has {len(self.inputs)} inputs, and {len(shapes)} are given", 5)
-        tensors = [_tensor(0, number, shape, None) for number, shape in zip(self._numbers, shapes, strict=True)]
+        tensors = [new_tensor(0, number, shape, None) for number, shape in zip(self._numbers, shapes, strict=True)]
         return self._output_shapes((Tensor * len(tensors))(*tensors))
 
     def verify(self) -> None:
@@ -99,6 +102,15 @@ class Model:
     def threads(self, threads: int) -> None:
         check(LIBRARY.tmdla_set_threads(self._handle, threads))
 
+    def _described_methods(self) -> dict[str, int]:
+        """Return the numbers of the methods by their names."""
+        methods = {}
+        for number in range(LIBRARY.tmdla_method_count(self._handle)):
+            info = MethodInfo()
+            check(LIBRARY.tmdla_method(self._handle, number, ctypes.byref(info)))
+            methods[info.name.decode()] = number
+        return methods
+
     def _described(self, describe: Callable[..., int], count: int) -> tuple[list[int], tuple[TensorInfo, ...]]:
         """Return the dtype numbers and descriptions of all inputs or outputs."""
         numbers, infos = [], []
@@ -107,10 +119,10 @@ class Model:
             check(describe(self._handle, index, ctypes.byref(info)))
             shape = tuple(None if size < 0 else size for size in info.sizes[: info.rank])
             numbers.append(info.dtype)
-            infos.append(TensorInfo(info.name.decode(), _DTYPES[info.dtype], shape))
+            infos.append(TensorInfo(info.name.decode(), DTYPES[info.dtype], shape))
         return numbers, tuple(infos)
 
-    def _checked(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    def _checked(self, arrays: Sequence[Any]) -> list[Array]:
         """Return the arrays as NumPy arrays, and check their dtypes. The runtime checks their shapes."""
         if len(arrays) != len(self.inputs):
             raise WrongTensor(f"the model has {len(self.inputs)} inputs, and {len(arrays)} are given", 5)
@@ -129,29 +141,13 @@ class Model:
         return shapes
 
 
-def _array(value: Any, info: TensorInfo) -> np.ndarray[Any, Any]:
-    if isinstance(value, np.ndarray):
-        array = value
-    elif hasattr(value, "__dlpack__"):
-        array = np.from_dlpack(value)
-    else:
-        try:
-            array = np.asarray(memoryview(value))
-        except TypeError:
-            raise TypeError(f"input {info.name} is a {type(value).__name__}, and no array") from None
-    # The C interface counts strides in elements.
-    return array if all(stride % array.itemsize == 0 for stride in array.strides) else np.ascontiguousarray(array)
+def _array(value: Any, info: TensorInfo) -> Array:
+    array = as_array(value)
+    if array is None:
+        raise TypeError(f"input {info.name} is a {type(value).__name__}, and no array")
+    return array
 
 
-def _tensors(arrays: Sequence[np.ndarray[Any, Any]], numbers: Sequence[int]) -> ctypes.Array[Tensor]:
+def _tensors(arrays: Sequence[Array], numbers: Sequence[int]) -> ctypes.Array[Tensor]:
     """Return tensors that refer to the memory of the arrays."""
-    tensors = [
-        _tensor(array.ctypes.data, number, array.shape, [stride // array.itemsize for stride in array.strides])
-        for array, number in zip(arrays, numbers, strict=True)
-    ]
-    return (Tensor * len(tensors))(*tensors)
-
-
-def _tensor(address: int, number: int, sizes: Sequence[int], strides: Sequence[int] | None) -> Tensor:
-    kind = ctypes.c_int64 * len(sizes)
-    return Tensor(address, number, len(sizes), kind(*sizes), None if strides is None else kind(*strides))
+    return (Tensor * len(arrays))(*map(tensor_of, arrays, numbers))

@@ -156,6 +156,7 @@ void bind_settings(py::module& module) {
   module.def("is_background", [] { return settings().background.load(); });
   module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
   module.def("set_packages", [](bool on) { settings().packages = on; });
+  module.def("set_lone_groups", [](bool on) { settings().lone_groups = on; });
   module.def("processor_identity", &processor_identity);
   module.def("host_features", &host_features);
   module.def("available_cpus", &available_cpus);

@@ -154,6 +154,7 @@ struct Fusion {
   const DeviceTable& table;
   const OpenConditions open_conditions;
   const bool joins_training;
+  const bool joins_lone;
   const c10::Symbol group_kind;
   const Aliases& aliases;
   const ValueSet parameters; // inputs of the graph that are module attributes
@@ -533,12 +534,13 @@ private:
   // that. Two elementwise ops are too, because fusing them saves a pass over memory. Views and
   // shape arithmetic alone compute nothing.
   bool is_profitable(const Group& group) const {
+    const size_t least_cheap = fusion_.joins_lone ? 1 : 2;
     size_t compute = 0, cheap = 0;
     for (const auto* node : group) {
       compute += kinds_.at(node) == OpKind::compute;
       cheap += kinds_.at(node) == OpKind::cheap;
     }
-    return (compute >= 1 || cheap >= 2) && has_outputs(group);
+    return (compute >= 1 || cheap >= least_cheap) && has_outputs(group);
   }
 
   // Return whether the group has outputs. A group without outputs would be removed as dead code,
@@ -873,6 +875,7 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
   const Fusion fusion{.table = table,
                       .open_conditions = options.open_conditions,
                       .joins_training = options.joins_training,
+                      .joins_lone = options.joins_lone,
                       .group_kind = options.group_kind,
                       .aliases = aliases,
                       .parameters = std::move(attributes),

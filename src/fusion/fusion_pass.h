@@ -71,6 +71,7 @@ struct FusionOptions {
   OpenConditions open_conditions = OpenConditions::assume_met;
   std::vector<int64_t> parameters = {}; // indices of the graph's inputs that are module attributes
   bool joins_training = false;          // groups contain nodes that only training steps support
+  bool joins_lone = false; // one cheap operator forms a group, too: nothing else can run it
   c10::Symbol group_kind = group_symbol(); // kind of the nodes that are groups
   bool has_external_writes =
       false; // the graph's inputs or results are written to outside of the graph

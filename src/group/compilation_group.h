@@ -45,6 +45,10 @@ struct Settings {
   std::atomic<int64_t> max_specialisations{32};
   // Groups load their specialisations from packages.
   std::atomic<bool> packages{true};
+  // Groups are those of programs without PyTorch, which have nothing else to run a single cheap
+  // operator. Branches stay outside, because groups cannot be formed again for an attribute's
+  // value.
+  std::atomic<bool> lone_groups{false};
   // Each group keeps the inputs of its latest call (group_report.h).
   std::atomic<bool> keep_inputs{false};
 };

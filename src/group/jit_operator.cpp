@@ -56,9 +56,16 @@ void run_pass(std::shared_ptr<Graph>& graph) {
   };
   // PyTorch makes differentiable graphs of training steps in programs that it profiles.
   const bool joins_training = torch::jit::getNumProfiledRuns() == 0;
+  // Programs without PyTorch cannot form groups again for the value of an attribute, so branches
+  // stay outside.
+  const bool is_native = settings().lone_groups;
   const auto groups = fuse_groups(
       graph, *table,
-      {.joins_training = joins_training, .ungrouped = note, .failed = count_failed_pass});
+      {.open_conditions = is_native ? OpenConditions::assume_violated : OpenConditions::assume_met,
+       .joins_training = joins_training,
+       .joins_lone = is_native,
+       .ungrouped = note,
+       .failed = count_failed_pass});
   statistics().groups += static_cast<int64_t>(groups);
   if (groups == 0 && refused) warn_of_no_group(*refused);
   if (!has_run()) mark_first_run(graph->block());

@@ -6,7 +6,9 @@
 #include "dlpack.h"
 #include "error.h"
 #include "model.h"
+#include "operators/operators.h"
 #include "runtime/device_calls.h"
+#include "session.h"
 
 #include <algorithm>
 #include <exception>
@@ -18,21 +20,28 @@
 using torchmdla::native::Error;
 using torchmdla::native::Model;
 using torchmdla::native::Port;
+using torchmdla::native::Session;
 using torchmdla::native::TensorView;
 
 struct tmdla_model : Model {
   using Model::Model;
 };
 
+struct tmdla_session : Session {
+  using Session::Session;
+};
+
 namespace {
 
-thread_local std::string last_error;
+thread_local std::string last_error, last_exception;
 
-tmdla_status failed(tmdla_status status, const char* text) noexcept {
+tmdla_status failed(tmdla_status status, const char* text, const char* exception = "") noexcept {
   try {
     last_error = text;
+    last_exception = exception;
   } catch (...) {
     last_error.clear();
+    last_exception.clear();
   }
   return status;
 }
@@ -42,6 +51,8 @@ template <class Body> tmdla_status catch_errors(Body body) noexcept {
   try {
     body();
     return TMDLA_OK;
+  } catch (const torchmdla::native::Raised& error) {
+    return failed(error.status, error.what(), error.exception.c_str());
   } catch (const Error& error) {
     return failed(error.status, error.what());
   } catch (const torchmdla::FileProblem& error) {
@@ -92,12 +103,19 @@ std::vector<TensorView> views_of(DLManagedTensor* const* tensors, size_t count) 
   return views;
 }
 
-void describe(const std::vector<Port>& ports, size_t index, tmdla_info* info) {
+void describe(std::span<const Port> ports, size_t index, tmdla_info* info) {
   check_argument(info, "the pointer to the result is null");
   check_argument(index < ports.size(), "the model has fewer inputs or outputs");
   const auto& port = ports[index];
   *info = {port.name.c_str(), static_cast<int32_t>(port.dtype),
            static_cast<int32_t>(port.sizes.size()), port.sizes.data()};
+}
+
+const torchmdla::native::Method& method_of(const tmdla_model* model, size_t number) {
+  check_argument(model, "the model is null");
+  const auto& methods = model->program().methods;
+  check_argument(number < methods.size(), "the model has fewer methods");
+  return methods[number];
 }
 
 } // namespace
@@ -114,8 +132,9 @@ tmdla_status tmdla_load(const char* path, const tmdla_options* options, tmdla_mo
   return catch_errors([&] {
     check_argument(path && model, "the path or the pointer to the model is null");
     *model = nullptr;
-    check_argument(!options || options->api_version == TMDLA_API_VERSION,
-                   "the options are of another version of the interface");
+    check_argument(!options ||
+                       (options->api_version >= 1 && options->api_version <= TMDLA_API_VERSION),
+                   "the options are of a later version of the interface");
     const auto chosen = options ? *options : tmdla_options{TMDLA_API_VERSION, 0, 0};
     *model = std::make_unique<tmdla_model>(path, chosen.threads, chosen.any_owner != 0).release();
   });
@@ -171,7 +190,7 @@ tmdla_status tmdla_output_sizes(const tmdla_model* model, const tmdla_tensor* in
     check_argument(model, "the model is null");
     check_argument(index < model->outputs().size(), "the model has fewer outputs");
     const auto output_sizes = model->output_sizes(views_of(inputs, input_count), index);
-    check_argument(sizes || output_sizes.empty(), "the pointer to the result is null");
+    check_argument(sizes || output_sizes.size() == 0, "the pointer to the result is null");
     std::ranges::copy(output_sizes, sizes);
   });
 }
@@ -194,5 +213,106 @@ tmdla_status tmdla_run_dlpack(const tmdla_model* model, DLManagedTensor* const* 
 }
 
 int tmdla_provides(const char* function) {
-  return function && torchmdla::address_of_symbol(function) != nullptr;
+  return function && (torchmdla::address_of_symbol(function) != nullptr ||
+                      torchmdla::native::find_operator(function) != nullptr);
+}
+
+size_t tmdla_method_count(const tmdla_model* model) {
+  return model ? model->program().methods.size() : 0;
+}
+
+tmdla_status tmdla_method(const tmdla_model* model, size_t method, tmdla_method_info* info) {
+  return catch_errors([&] {
+    const auto& found = method_of(model, method);
+    check_argument(info, "the pointer to the result is null");
+    *info = {found.name.c_str(), found.schema.c_str(), found.parameters.size()};
+  });
+}
+
+tmdla_status tmdla_parameter(const tmdla_model* model, size_t method, size_t index,
+                             tmdla_parameter_info* info) {
+  return catch_errors([&] {
+    const auto& found = method_of(model, method);
+    check_argument(info, "the pointer to the result is null");
+    check_argument(index < found.parameters.size(), "the method has fewer parameters");
+    const auto& parameter = found.parameters[index];
+    *info = {parameter.name.c_str(), parameter.text.c_str(), parameter.fallback.has_value()};
+  });
+}
+
+tmdla_status tmdla_find_method(const tmdla_model* model, const char* name, size_t* method) {
+  return catch_errors([&] {
+    check_argument(model && name && method, "the model, the name or the result is null");
+    const auto& methods = model->program().methods;
+    const auto found = std::ranges::find(methods, name, &torchmdla::native::Method::name);
+    if (found == methods.end()) {
+      std::string known;
+      for (const auto& other : methods)
+        known += (known.empty() ? "" : ", ") + other.name;
+      throw Error(TMDLA_INVALID_ARGUMENT,
+                  "the model has no method " + std::string(name) + ", but " + known);
+    }
+    *method = static_cast<size_t>(found - methods.begin());
+  });
+}
+
+tmdla_status tmdla_session_create(const tmdla_model* model, tmdla_session** session) {
+  return catch_errors([&] {
+    check_argument(model && session, "the model or the pointer to the session is null");
+    *session = nullptr;
+    *session = std::make_unique<tmdla_session>(*model).release();
+  });
+}
+
+void tmdla_session_free(tmdla_session* session) {
+  const std::unique_ptr<tmdla_session> freed(session);
+}
+
+tmdla_status tmdla_session_reset(tmdla_session* session) {
+  return catch_errors([&] {
+    check_argument(session, "the session is null");
+    session->reset();
+  });
+}
+
+tmdla_status tmdla_call(tmdla_session* session, size_t method, const tmdla_value* arguments,
+                        size_t argument_count, const tmdla_value** result) {
+  return catch_errors([&] {
+    check_argument(session && result, "the session or the pointer to the result is null");
+    check_argument(arguments || argument_count == 0, "the arguments are null");
+    *result = nullptr;
+    *result = session->call(method, {arguments, argument_count});
+  });
+}
+
+const char* tmdla_last_exception() {
+  return last_exception.c_str();
+}
+
+size_t tmdla_session_memory(const tmdla_session* session) {
+  return session ? session->memory() : 0;
+}
+
+size_t tmdla_attribute_count(const tmdla_model* model) {
+  return model ? model->program().attributes.size() : 0;
+}
+
+const char* tmdla_attribute_name(const tmdla_model* model, size_t index) {
+  if (index >= tmdla_attribute_count(model)) return nullptr;
+  return model->program().attributes[index].name.c_str();
+}
+
+tmdla_status tmdla_get_attribute(tmdla_session* session, size_t index, const tmdla_value** value) {
+  return catch_errors([&] {
+    check_argument(session && value, "the session or the pointer to the result is null");
+    *value = nullptr;
+    *value = session->attribute(index);
+  });
+}
+
+tmdla_status tmdla_set_attribute(tmdla_session* session, size_t index, const tmdla_value* value) {
+  return catch_errors([&] {
+    check_argument(session && value, "the session or the value is null");
+    session->set_attribute(index, *value);
+  });
 }

@@ -2,12 +2,13 @@
 #pragma once
 
 #include "base/sha256.h"
-#include "codeimage/polynomial.h"
-#include "codeimage/size_program.h"
+#include "group.h"
+#include "program.h"
 #include "tensor.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <span>
@@ -16,13 +17,6 @@
 
 namespace torchmdla::native {
 
-// Input or output of a model.
-struct Port {
-  std::string name;
-  int64_t dtype;
-  Numbers sizes; // -1 for a size that differs between specialisations
-};
-
 // Parameter, or buffer that a pack computed from parameters.
 struct Weight {
   uint64_t offset; // from the start of the first weight
@@ -30,57 +24,39 @@ struct Weight {
   Digest digest;
 };
 
-// Sizes and layout that a specialisation expects of an input.
-struct InputLayout {
-  static constexpr int64_t fixed = -1;
-  Numbers sizes;
-  Numbers symbols;     // number of the symbol of each size, or `fixed`
-  Numbers permutation; // the tensor is contiguous after this permutation of its dimensions
+// Input or output of a model that is one group.
+struct Port {
+  std::string name;
+  int64_t dtype;
+  Numbers sizes; // -1 for a size that differs between specialisations
 };
 
-struct Argument {
-  enum class Source : uint8_t { input, weight, size, unused };
-  Source source;
-  size_t index;
+// Model that is one group: the first one, called without a session.
+struct Direct {
+  std::vector<Port> inputs, outputs;
+  std::vector<size_t> input_numbers;  // for each input of the group, the model's input
+  std::vector<size_t> output_numbers; // for each output of the model, the group's output
 };
 
-struct OutputLayout {
-  size_t result; // index among the results of the code; outputs may share one
-  Numbers sizes, strides;
-  Varying varying_sizes, varying_strides;
-
-  Numbers sizes_at(std::span<const int64_t> symbols) const;
-  Numbers strides_at(std::span<const int64_t> symbols) const;
-};
-
-// Code for some sizes of the inputs: one size each, or all values of some symbols.
-struct Specialisation {
-  size_t image;
-  std::string entry, workspace; // `workspace` computes the workspace's size of a dynamic one
-  size_t workspace_bytes;
-  std::vector<InputLayout> inputs;
-  size_t symbols;
-  std::optional<SizeProgram> sizes; // computes further symbols, if it is dynamic
-  std::vector<Argument> arguments;
-  std::vector<size_t> packs; // indices of the weights that packs computed
-  std::vector<OutputLayout> outputs;
-  std::vector<size_t> owners; // for each result, the first output that uses it
-
-  // Return the values of the symbols for `inputs`, or nullopt if the code does not support their
-  // sizes.
-  std::optional<Numbers> symbols_at(std::span<const TensorView> inputs) const;
+// Code of all groups for processors with some features.
+struct Target {
+  std::string name;
+  std::set<std::string> features;                 // by their LLVM names
+  std::vector<std::span<const std::byte>> images; // views of the bytes that were read
+  std::vector<Group> groups;
 };
 
 struct Content {
-  std::set<std::string> features; // processor features that the code uses, by their LLVM names
-  std::vector<Port> inputs, outputs;
   std::vector<Weight> weights;
-  std::vector<std::span<const std::byte>> images; // views of the bytes that were read
-  std::vector<Specialisation> specialisations;
+  std::vector<Target> targets; // those with the most features first
+  Program program;
+  std::optional<Direct> direct;
 };
 
 // Read the content in `bytes`. Throw BadBytes if it is malformed. `weight_bytes`: number of bytes
-// after the sealed block in the file.
-Content read_content(std::span<const std::byte> bytes, uint64_t weight_bytes);
+// after the sealed block in the file. `weights`: their address, for the tensors among the
+// constants.
+Content read_content(std::span<const std::byte> bytes, uint64_t weight_bytes,
+                     const std::byte* weights);
 
 } // namespace torchmdla::native

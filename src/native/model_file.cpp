@@ -12,7 +12,7 @@ namespace torchmdla::native {
 namespace {
 
 // These must equal the constants in torchmdla/packages/native_file.py.
-constexpr BlockFormat model_format{"torchmdla-model", 2, "a model's file"};
+constexpr BlockFormat model_format{"torchmdla-model", 3, "a model's file"};
 constexpr uint64_t file_page = 4096; // alignment of the weights in the file
 
 uint64_t up_to_page(uint64_t offset) {
@@ -22,6 +22,9 @@ uint64_t up_to_page(uint64_t offset) {
 std::vector<std::byte> read_sealed(const OpenFile& file) {
   std::array<std::byte, sealed_head_bytes> memory;
   const auto head = std::span(memory).first(file.read(0, memory));
+  const auto magic = std::as_bytes(std::span(model_format.magic));
+  if (head.size() < magic.size() || !std::ranges::equal(head.first(magic.size()), magic))
+    throw BadBytes("it is not a model file of torchmdla; make one with `torchmdla export`");
   const auto bytes = sealed_block_bytes(head, model_format);
   if (bytes > file.size()) throw BadBytes("a model's file: it is cut short");
   std::vector<std::byte> sealed(bytes);
@@ -36,11 +39,20 @@ ModelFile::ModelFile(const std::string& path, bool any_owner) {
   if (file.is_folder()) throw FileProblem(path + ": it is a folder");
   if (const auto problem = file.owner_problem(); !any_owner && !problem.empty())
     throw Error(TMDLA_NOT_TRUSTED, path + ": " + problem);
+  try {
+    read(file);
+  } catch (const BadBytes& error) {
+    throw BadBytes(path + ": " + error.what());
+  }
+}
+
+void ModelFile::read(const OpenFile& file) {
   sealed_ = read_sealed(file);
   const auto begin = std::min(up_to_page(sealed_.size()), file.size());
   const auto bytes = file.size() - begin;
-  content_ = read_content(content_of(sealed_, model_format), bytes);
+  const auto content = content_of(sealed_, model_format);
   weights_.emplace(file, begin, bytes);
+  content_ = read_content(content, bytes, weights_->data());
 }
 
 void ModelFile::verify() const {
@@ -52,7 +64,8 @@ void ModelFile::verify() const {
 }
 
 void ModelFile::drop_images() {
-  content_.images.clear();
+  for (auto& target : content_.targets)
+    target.images.clear();
   sealed_ = {};
 }
 

@@ -34,7 +34,11 @@ public:
   // Free the images, which are needed only while code is loaded.
   void drop_images();
 
+  const std::byte* weights() const { return weights_->data(); }
+
 private:
+  void read(const OpenFile& file);
+
   std::vector<std::byte> sealed_; // copy of the checked bytes, because the file may change
   Content content_;
   std::optional<MappedFile> weights_;

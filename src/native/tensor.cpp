@@ -3,9 +3,9 @@
 #include "torchmdla/runtime.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 
 namespace torchmdla::native {
@@ -32,28 +32,51 @@ const DType* find_dtype(int64_t number) {
   return entry == std::end(dtypes) ? nullptr : entry;
 }
 
-Numbers in_order(size_t rank) {
-  Numbers order(rank);
-  std::iota(order.begin(), order.end(), 0);
-  return order;
-}
-
 // One dimension of a copy. Strides are in bytes.
 struct Loop {
   int64_t size, to, from;
 };
 
-// Return the loops of a copy, with the smallest stride of the destination innermost.
-std::vector<Loop> loops_of(std::span<const int64_t> to_strides,
-                           std::span<const int64_t> from_strides, std::span<const int64_t> sizes,
-                           size_t bytes) {
-  const auto width = static_cast<int64_t>(bytes);
-  std::vector<Loop> loops;
-  for (size_t i = 0; i < sizes.size(); ++i)
-    if (sizes[i] != 1) loops.push_back({sizes[i], to_strides[i] * width, from_strides[i] * width});
-  std::ranges::stable_sort(loops, std::ranges::greater(), &Loop::to);
-  return loops;
-}
+// Loops of a copy, with the smallest stride of the destination innermost. Loops that continue each
+// other are joined.
+class Loops {
+public:
+  Loops(std::span<const int64_t> to_strides, std::span<const int64_t> from_strides,
+        std::span<const int64_t> sizes, size_t bytes) {
+    if (sizes.size() > dimension_limit)
+      throw std::length_error("a tensor has more than 64 dimensions");
+    const auto width = static_cast<int64_t>(bytes);
+    for (size_t i = 0; i < sizes.size(); ++i)
+      if (sizes[i] != 1) insert({sizes[i], to_strides[i] * width, from_strides[i] * width});
+    join();
+  }
+
+  std::span<const Loop> all() const { return {loops_, count_}; }
+
+private:
+  void insert(const Loop& loop) {
+    auto place = count_++;
+    for (; place > 0 && loops_[place - 1].to < loop.to; --place)
+      loops_[place] = loops_[place - 1];
+    loops_[place] = loop;
+  }
+
+  void join() {
+    size_t joined = 0;
+    for (size_t i = 1; i < count_; ++i) {
+      auto& outer = loops_[joined];
+      const auto& inner = loops_[i];
+      if (outer.to == inner.to * inner.size && outer.from == inner.from * inner.size)
+        outer = {outer.size * inner.size, inner.to, inner.from};
+      else
+        loops_[++joined] = inner;
+    }
+    count_ = std::min(count_, joined + 1);
+  }
+
+  size_t count_ = 0;
+  Loop loops_[dimension_limit];
+};
 
 template <size_t bytes> void copy_row(std::byte* to, const std::byte* from, const Loop& loop) {
   for (int64_t i = 0; i < loop.size; ++i)
@@ -89,8 +112,13 @@ void copy_loops(std::byte* to, const std::byte* from, std::span<const Loop> loop
 } // namespace
 
 size_t element_bytes(int64_t dtype) {
-  const auto* const entry = find_dtype(dtype);
-  return entry ? entry->bytes : 0;
+  static constexpr auto widths = [] {
+    std::array<uint8_t, 16> bytes{};
+    for (const auto& entry : dtypes)
+      bytes[static_cast<size_t>(entry.number)] = static_cast<uint8_t>(entry.bytes);
+    return bytes;
+  }();
+  return dtype >= 0 && dtype < static_cast<int64_t>(widths.size()) ? widths[dtype] : 0;
 }
 
 std::string dtype_name(int64_t dtype) {
@@ -106,8 +134,8 @@ std::string sizes_text(std::span<const int64_t> sizes) {
   return text;
 }
 
-Numbers dense_strides(std::span<const int64_t> sizes, std::span<const int64_t> permutation) {
-  Numbers strides(sizes.size());
+Dimensions dense_strides(std::span<const int64_t> sizes, std::span<const int64_t> permutation) {
+  Dimensions strides(sizes);
   int64_t step = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
     const auto dimension = static_cast<size_t>(permutation[i]);
@@ -117,8 +145,14 @@ Numbers dense_strides(std::span<const int64_t> sizes, std::span<const int64_t> p
   return strides;
 }
 
-Numbers contiguous_strides(std::span<const int64_t> sizes) {
-  return dense_strides(sizes, in_order(sizes.size()));
+Dimensions contiguous(std::span<const int64_t> sizes) {
+  Dimensions strides(sizes);
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = step;
+    step *= std::max<int64_t>(sizes[i], 1);
+  }
+  return strides;
 }
 
 size_t element_count(std::span<const int64_t> sizes) {
@@ -146,9 +180,8 @@ bool is_within(std::span<const int64_t> sizes, std::span<const int64_t> strides,
 }
 
 bool has_strides(const TensorView& tensor, std::span<const int64_t> strides) {
-  const auto tensor_strides = tensor.strides.empty()
-                                  ? contiguous_strides(tensor.sizes)
-                                  : Numbers(tensor.strides.begin(), tensor.strides.end());
+  const auto tensor_strides =
+      tensor.strides.empty() ? contiguous(tensor.sizes) : Dimensions(tensor.strides);
   for (size_t i = 0; i < tensor_strides.size(); ++i)
     if (tensor.sizes[i] != 1 && tensor_strides[i] != strides[i]) return false;
   return true;
@@ -158,7 +191,8 @@ void copy_elements(std::byte* to, std::span<const int64_t> to_strides, const std
                    std::span<const int64_t> from_strides, std::span<const int64_t> sizes,
                    size_t element_bytes) {
   if (element_count(sizes) == 0) return;
-  copy_loops(to, from, loops_of(to_strides, from_strides, sizes, element_bytes), element_bytes);
+  const Loops loops(to_strides, from_strides, sizes, element_bytes);
+  copy_loops(to, from, loops.all(), element_bytes);
 }
 
 } // namespace torchmdla::native

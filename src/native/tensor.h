@@ -1,15 +1,62 @@
 // Tensors in memory: dtypes, sizes, strides and copies.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace torchmdla::native {
 
 using Numbers = std::vector<int64_t>;
+
+// PyTorch's own limit of the dimensions of a tensor.
+constexpr size_t dimension_limit = 64;
+
+// Numbers of a tensor's dimensions, without an allocation. Throw std::length_error for too many.
+class Dimensions {
+public:
+  Dimensions() = default;
+  Dimensions(std::span<const int64_t> numbers) {
+    for (const auto number : numbers)
+      push_back(number);
+  }
+
+  void push_back(int64_t number) {
+    if (size_ == dimension_limit) throw std::length_error("a tensor has more than 64 dimensions");
+    numbers_[size_++] = number;
+  }
+  void resize(size_t size) {
+    while (size_ < size)
+      push_back(0);
+    size_ = size;
+  }
+  void insert(size_t place, int64_t number) {
+    push_back(number);
+    std::rotate(begin() + place, end() - 1, end());
+  }
+  void erase(size_t place) {
+    std::rotate(begin() + place, begin() + place + 1, end());
+    --size_;
+  }
+
+  size_t size() const { return size_; }
+  int64_t* data() { return numbers_; }
+  int64_t* begin() { return numbers_; }
+  int64_t* end() { return numbers_ + size_; }
+  const int64_t* begin() const { return numbers_; }
+  const int64_t* end() const { return numbers_ + size_; }
+  int64_t& operator[](size_t place) { return numbers_[place]; }
+  int64_t operator[](size_t place) const { return numbers_[place]; }
+  operator std::span<const int64_t>() const { return {numbers_, size_}; }
+
+private:
+  size_t size_ = 0;
+  int64_t numbers_[dimension_limit];
+};
 
 // Return the bytes of an element of `dtype` (tmdla_dtype), or 0 if there is no such dtype.
 size_t element_bytes(int64_t dtype);
@@ -27,8 +74,8 @@ struct TensorView {
 };
 
 // Return the strides of a tensor that is contiguous after its dimensions are permuted.
-Numbers dense_strides(std::span<const int64_t> sizes, std::span<const int64_t> permutation);
-Numbers contiguous_strides(std::span<const int64_t> sizes);
+Dimensions dense_strides(std::span<const int64_t> sizes, std::span<const int64_t> permutation);
+Dimensions contiguous(std::span<const int64_t> sizes);
 
 // Return the number of elements. Throw std::length_error if it is too large for any memory.
 size_t element_count(std::span<const int64_t> sizes);

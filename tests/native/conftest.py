@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from native_models import Exported, export
+from native_programs import Stateful, export_counter
 
 from torchmdla.testing.models import MODELS
 
@@ -45,3 +46,15 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.ReLU())
     return export(module, (torch.randn(8, 2048),), tmp_path_factory.mktemp("large") / "large.tmdla")
+
+
+@pytest.fixture(scope="session")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Stateful:
+    """Return a program with state that raises an exception in the sixth call."""
+    return export_counter(tmp_path_factory.mktemp("counter"), 5)
+
+
+@pytest.fixture(scope="session")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Stateful:
+    """Return a program with state for any number of calls."""
+    return export_counter(tmp_path_factory.mktemp("steady"), 1 << 40)

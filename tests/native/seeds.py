@@ -1,9 +1,8 @@
 """Write the seed inputs of fuzz.cpp: ``python seeds.py FOLDER``."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
+from typing import Dict, List  # noqa: UP035 (TorchScript)
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,25 @@ class Several(nn.Module):
         return total, total * 2, x.sum(0)
 
 
+class Stateful(nn.Module):
+    """A module with control flow, containers and state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x: Tensor, names: List[str], scale: float = 2.0) -> Dict[str, Tensor]:  # noqa: UP006
+        results = {"all": self.layer(x).relu() * scale}
+        if x.size(0) == 1:
+            self.calls += 1
+            results[f"{self.calls}"] = x[0, 1:].unsqueeze(0)
+        for name in names:
+            results[name] = torch.cat([x, x + 1], 1).view(-1, 2)
+        return results
+
+
 MODELS = {
+    "program": (torch.jit.script(Stateful().eval()), [(torch.ones(1, 4), ["a"]), (torch.ones(2, 4), [])]),
     "layer": (nn.Sequential(nn.Linear(4, 6), nn.ReLU()), [(torch.ones(2, 4),)]),
     "any": (nn.Sequential(nn.Linear(4, 6), nn.Softmax(-1)), [(torch.ones(size, 4),) for size in (2, 5, 7)]),
     "several": (Several(), [(torch.ones(3, 4), torch.ones(3, 5)), (torch.ones(2, 4), torch.ones(2, 4))]),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from native_models import Exported
+from native_programs import Stateful
 
 import torchmdla_runtime
 from torchmdla.testing.compare import assert_matches
@@ -52,6 +53,55 @@ def test_c_and_cpp(compilers: tuple[str, str], source: str, standard: str, mlp: 
     program = str(tmp_path / "run_model")
     run(tool(*compilers), *warnings, str(EXAMPLES / source), *options, "-o", program)
     check(program, mlp, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of all examples, built by the CMake package."""
+    folder = tmp_path_factory.mktemp("examples")
+    prefix = run(sys.executable, "-m", "torchmdla_runtime", "--cmake").strip()
+    run(tool("cmake"), "-S", str(EXAMPLES), "-B", str(folder), f"-DCMAKE_PREFIX_PATH={prefix}")
+    run(tool("cmake"), "--build", str(folder))
+    return folder
+
+
+def test_the_cmake_package(built: Path, mlp: Exported, tmp_path: Path) -> None:
+    for program in ("run_model_c", "run_model_cpp"):
+        check(str(built / program), mlp, tmp_path)
+
+
+def test_a_method_in_c(built: Path, counter: Stateful) -> None:
+    printed = run(str(built / "call_method_c"), str(counter.path), "1x4").splitlines()
+    assert printed == [
+        "forward(x: Tensor) -> Tensor",
+        f"tensor 1x6, first {counter.expected(torch.zeros(1, 4))[0]:.9g}",
+    ]
+    failed = subprocess.run(
+        [built / "call_method_c", counter.path, "1x4", "3"], capture_output=True, text=True, check=False
+    )
+    assert failed.returncode == 1 and "takes fewer arguments than the 2 of this call" in failed.stderr
+
+
+def test_a_stream_in_cpp(built: Path, counter: Stateful) -> None:
+    """Two threads call sessions of one program, with the same results."""
+    samples = torch.randn(5, 4)
+    printed = subprocess.run(
+        [built / "stream_cpp", counter.path, "4", "0"], input=samples.numpy().tobytes(), capture_output=True, check=True
+    ).stdout
+    assert_matches(torch.tensor([float(line) for line in printed.split()]), counter.expected(samples))
+    raised = subprocess.run(
+        [built / "stream_cpp", counter.path, "4", "0"], input=bytes(16 * 6), capture_output=True, check=False
+    )
+    assert raised.returncode == 1 and raised.stderr == b"builtins.ValueError: it was called 6 times\n"
+
+
+def test_calls_do_not_allocate(steady: Stateful, tmp_path: Path) -> None:
+    """A session has the memory of its calls; all functions of the C library that allocate are counted."""
+    options = run(sys.executable, "-m", "torchmdla_runtime").split()
+    program, source = str(tmp_path / "stream"), str(EXAMPLES.parents[1] / "benchmarks" / "stream.c")
+    run(tool("cc", "gcc"), "-std=gnu99", source, *options, "-lm", "-o", program)
+    counted = run(program, str(steady.path), "4", "0", "1000", "4").split()
+    assert counted[:2] == ["0", "allocations,"]
 
 
 def test_rust(mlp: Exported, tmp_path: Path) -> None:

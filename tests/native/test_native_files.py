@@ -58,7 +58,7 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
     path = tmp_path / "model.tmdla"
     for content in (b"", b"PK\3\4", bytes(10_000), b"torchmdla-modes" + bytes(1000)):
         path.write_bytes(content)
-        refused(path, BAD_FILE, "a model's file: it (is cut short|does not begin as one)")
+        refused(path, BAD_FILE, "model.tmdla: it is not a model file of torchmdla; make one with `torchmdla export`")
         with pytest.raises(DamagedModel, match="not a model's file"):
             info_of(path)
 
@@ -68,8 +68,8 @@ def test_another_version(mlp: Exported, tmp_path: Path) -> None:
     data = bytearray(mlp.path.read_bytes())
     data[16] = 99
     path.write_bytes(data)
-    refused(path, BAD_FILE, "it is of version 99, where version 2 is needed")
-    with pytest.raises(DamagedModel, match="version 99, where version 2"):
+    refused(path, BAD_FILE, "model.tmdla: .* it is of version 99, where version 3 is needed")
+    with pytest.raises(DamagedModel, match="version 99, where version 3"):
         info_of(path)
 
 
@@ -91,7 +91,10 @@ def test_truncated(mlp: Exported, tmp_path: Path) -> None:
     lengths = {*range(0, 100), *range(100, sealed, 97), sealed - 1, *range(sealed, len(data), 4099), len(data) - 1}
     for length in lengths:
         path.write_bytes(data[:length])
-        refused(path, BAD_FILE, "it is cut short" if length < sealed else "weights are missing")
+        reason = (
+            "it is not a model file" if length < 15 else "it is cut short" if length < sealed else "weights are miss"
+        )
+        refused(path, BAD_FILE, f"model.tmdla: .*{reason}")
 
 
 def test_weights_are_checked_on_demand(mlp: Exported, tmp_path: Path) -> None:
@@ -168,8 +171,9 @@ data = source.read_bytes()
 size = native_file._FORMAT.size_of(data)
 
 def strided(content):
-    # Behind the first stride of the last output come the second, and two lists that are empty.
-    return content[:-32] + struct.pack("<q", stride) + content[-24:]
+    # The output's two strides, and two lists that are empty.
+    first = content.rindex(struct.pack("<5q", 2, 64, 1, 0, 0)) + 8
+    return content[:first] + struct.pack("<q", stride) + content[first + 8 :]
 
 block = native_file._FORMAT.open(data[:size], lambda told, content: native_file._FORMAT.seal(told, strided(content)))
 path.write_bytes(block + data[size:])

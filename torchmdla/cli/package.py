@@ -94,11 +94,14 @@ def _show_native_model(path: str) -> int:
         info = info_of(path)
     except (DamagedModel, OSError) as error:
         return report_failure(f"{path}: {one_line(error)}")
-    for kind, lines in (("input", info.inputs), ("output", info.outputs), ("code for", info.codes)):
+    kinds = {
+        "method": info.methods, "state": info.attributes, "input": info.inputs, "output": info.outputs,
+        "code for": info.codes, "target": info.targets,
+    }  # fmt: skip
+    for kind, lines in kinds.items():
         for line in lines:
             print(f"{kind:8}  {line}")
     print(f"weights   {len(info.weights)}, {size_text(info.weight_bytes)}; all checksums match")
-    print(f"needs     {' '.join(info.features)}")
     print(f"made by   {', '.join(f'{name} {version}' for name, version in info.versions.items())}")
     return 0
 

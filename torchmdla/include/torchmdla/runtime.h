@@ -1,8 +1,10 @@
 /* C interface of libtorchmdla_runtime.so, which runs models that torchmdla.export_native wrote. It
  * needs neither PyTorch nor Python (docs/native.md).
  *
- * Any number of threads may use one model at the same time, except for tmdla_free. A function that
- * fails returns a status other than TMDLA_OK; tmdla_last_error() returns the reason.
+ * A model is shared and never changes. Any number of threads may use it at the same time, except
+ * for tmdla_free. A session calls the methods of a model and has the state that they write. One
+ * thread at a time may use a session. A function that fails returns a status other than TMDLA_OK;
+ * tmdla_last_error() returns the reason.
  */
 #ifndef TORCHMDLA_RUNTIME_H
 #define TORCHMDLA_RUNTIME_H
@@ -17,9 +19,9 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
-/* Version of this interface. It increases when something below changes its meaning, but not when
- * something is only added. */
-#define TMDLA_API_VERSION 1
+/* Version of this interface: 1 has models, 2 adds methods and sessions. It increases when something
+ * is added. A library accepts the options of its own version and of earlier ones. */
+#define TMDLA_API_VERSION 2
 
 typedef enum tmdla_status {
   TMDLA_OK = 0,
@@ -31,7 +33,9 @@ typedef enum tmdla_status {
   TMDLA_FAILED = 6,           /* the model's own error, such as an index out of bounds */
   TMDLA_NO_MEMORY = 7,
   TMDLA_INTERNAL = 8,
-  TMDLA_NOT_TRUSTED = 9 /* a user other than this one and root may have written the file */
+  TMDLA_NOT_TRUSTED = 9, /* a user other than this one and root may have written the file */
+  TMDLA_RAISED = 10,     /* the program raised an exception: tmdla_last_exception() */
+  TMDLA_WRONG_VALUE = 11 /* a method does not accept an argument's type, or their number */
 } tmdla_status;
 
 /* Dtypes, with the numbers of PyTorch's c10::ScalarType. */
@@ -122,8 +126,101 @@ tmdla_status tmdla_run_dlpack(const tmdla_model* model, struct DLManagedTensor* 
                               size_t output_count);
 
 /* Return whether code in a file may call the function of this name, which belongs to the runtime or
- * the C library. */
+ * the C library, or whether a method may use the operator of this name, such as "aten::select.int".
+ */
 int tmdla_provides(const char* function);
+
+/* Methods. A model has one method at least, mostly "forward". */
+
+typedef struct tmdla_method_info {
+  const char* name;       /* "forward" */
+  const char* schema;     /* "forward(x: Tensor, sr: int = 16000) -> Tensor" */
+  size_t parameter_count; /* without self */
+} tmdla_method_info;
+
+typedef struct tmdla_parameter_info {
+  const char* name;
+  const char* type;    /* as TorchScript writes it: "Dict[str, List[Tensor]]" */
+  int32_t has_default; /* not 0: a call may omit it if it omits all later ones, too */
+} tmdla_parameter_info;
+
+/* The pointers that these functions write are valid as long as the model lives. */
+size_t tmdla_method_count(const tmdla_model* model);
+tmdla_status tmdla_method(const tmdla_model* model, size_t method, tmdla_method_info* info);
+tmdla_status tmdla_parameter(const tmdla_model* model, size_t method, size_t index,
+                             tmdla_parameter_info* info);
+
+/* Write the number of the method of this name to `method`. */
+tmdla_status tmdla_find_method(const tmdla_model* model, const char* name, size_t* method);
+
+/* Values */
+
+typedef enum tmdla_kind {
+  TMDLA_NONE = 0,
+  TMDLA_BOOLEAN = 1, /* as.integer is 0 or 1 */
+  TMDLA_INTEGER = 2,
+  TMDLA_REAL = 3,
+  TMDLA_STRING = 4,
+  TMDLA_TENSOR = 5,
+  TMDLA_LIST = 6,
+  TMDLA_TUPLE = 7,
+  TMDLA_DICT = 8 /* keys and values alternate among the items */
+} tmdla_kind;
+
+/* Argument or result of a method. */
+typedef struct tmdla_value {
+  int32_t kind;   /* a tmdla_kind */
+  int32_t unused; /* 0 */
+  size_t count;   /* bytes of a string, items of a list, tuple or dictionary, else 0 */
+  union {
+    int64_t integer;
+    double real;
+    const char* text; /* a result has a 0 after its last byte */
+    const tmdla_tensor* tensor;
+    const struct tmdla_value* items;
+  } as;
+} tmdla_value;
+
+/* Sessions */
+
+typedef struct tmdla_session tmdla_session;
+
+/* Make a session with the state of the file. The model must live longer than its sessions. */
+tmdla_status tmdla_session_create(const tmdla_model* model, tmdla_session** session);
+
+/* Free the session with its results. Null is allowed and has no effect. */
+void tmdla_session_free(tmdla_session* session);
+
+/* Set the state to that of the file. The session keeps its memory. */
+tmdla_status tmdla_session_reset(tmdla_session* session);
+
+/* Call a method. `result` is set to a value that belongs to the session. It is valid until the next
+ * function that has the session as an argument. The program may write to the arguments' tensors if
+ * it does so in PyTorch; otherwise they are only read, and only during the call.
+ *
+ * A call takes its memory from the session. It does not allocate if earlier calls needed as much:
+ * after a few calls of each kind, a session does not allocate any more. After a failure the state
+ * is the one that the program left. */
+tmdla_status tmdla_call(tmdla_session* session, size_t method, const tmdla_value* arguments,
+                        size_t argument_count, const tmdla_value** result);
+
+/* Return the qualified name of the exception that the last failed call in this thread raised, such
+ * as "builtins.ValueError". It is empty if the failure is another one. tmdla_last_error() returns
+ * its text. */
+const char* tmdla_last_exception(void);
+
+/* Return the bytes of memory that the session has. */
+size_t tmdla_session_memory(const tmdla_session* session);
+
+/* Attributes that methods write, by number. Names are paths such as "encoder.state". */
+size_t tmdla_attribute_count(const tmdla_model* model);
+const char* tmdla_attribute_name(const tmdla_model* model, size_t index);
+
+/* Return an attribute's value in the session. It is valid as a result of tmdla_call is. */
+tmdla_status tmdla_get_attribute(tmdla_session* session, size_t index, const tmdla_value** value);
+
+/* Set an attribute's value. The session copies its tensors. */
+tmdla_status tmdla_set_attribute(tmdla_session* session, size_t index, const tmdla_value* value);
 
 #ifdef __GNUC__
 #pragma GCC visibility pop

@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::ptr::{null, null_mut};
 
-const API_VERSION: u32 = 1;
+const API_VERSION: u32 = 2;
 const FLOAT32: i32 = 6;
 
 #[repr(C)]

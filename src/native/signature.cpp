@@ -1,0 +1,228 @@
+#include "signature.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+namespace torchmdla::native {
+
+namespace {
+
+// As in src/group/signature.cpp.
+enum Tag : int64_t { none, tensor, integer, boolean, floating, string, device, list, quantised };
+
+// Sizes of 0 and 1 are never symbols, because they change broadcasting and strides.
+constexpr int64_t least_symbol = 2;
+
+constexpr int64_t contiguous_class = 0;
+constexpr size_t max_coded_dimensions = 15;
+constexpr size_t max_coded_dimensions_with_gaps = 8;
+
+// A class that no signature has.
+constexpr int64_t uncoded_class = std::numeric_limits<int64_t>::max();
+
+enum Relation : int64_t { repeated, tied, overlapping, joinable, apart };
+
+Relation relation(int64_t stride, int64_t inner_stride, int64_t inner_size) {
+  if (stride == 0) return repeated;
+  if (stride == inner_stride) return tied;
+  if (stride < inner_stride * inner_size) return overlapping;
+  return stride == inner_stride * inner_size ? joinable : apart;
+}
+
+// Return the dimensions with more than one element, the largest stride first.
+Dimensions order_in_memory(const Tensor& value) {
+  Dimensions order;
+  const auto strides = value.strides();
+  for (size_t i = 0; i < value.rank; ++i) {
+    if (value.sizes()[i] == 1) continue;
+    size_t place = order.size();
+    while (place > 0 && strides[static_cast<size_t>(order[place - 1])] < strides[i])
+      --place;
+    order.insert(place, static_cast<int64_t>(i));
+  }
+  return order;
+}
+
+int64_t permutation_class(const Tensor& value, const Dimensions& order) {
+  if (value.rank > max_coded_dimensions) return 0;
+  int64_t expected = 1, code = 0;
+  for (size_t k = order.size(); k-- > 0;) {
+    const auto dimension = static_cast<size_t>(order[k]);
+    if (value.strides()[dimension] != expected) return 0;
+    expected *= value.sizes()[dimension];
+    code = code << 4 | (order[k] + 1);
+  }
+  return code;
+}
+
+int64_t class_with_gaps(const Tensor& value, const Dimensions& order) {
+  if (value.rank > max_coded_dimensions_with_gaps) return uncoded_class;
+  uint64_t code = 1;
+  int64_t inner_stride = 0, inner_size = 1;
+  for (size_t k = order.size(); k-- > 0;) {
+    const auto dimension = static_cast<size_t>(order[k]);
+    const auto stride = value.strides()[dimension];
+    const auto code_of_relation = relation(stride, inner_stride, inner_size);
+    code = code << 7 | static_cast<uint64_t>((order[k] + 1) << 3 | code_of_relation);
+    inner_stride = stride;
+    inner_size = value.sizes()[dimension];
+  }
+  return -static_cast<int64_t>(code & std::numeric_limits<int64_t>::max()) - 1;
+}
+
+int64_t stride_class(const Tensor& value) {
+  if (value.is_contiguous()) return contiguous_class;
+  const auto order = order_in_memory(value);
+  const auto permutation = permutation_class(value, order);
+  return permutation ? permutation : class_with_gaps(value, order);
+}
+
+// Comparison of values with consecutive entries of a signature.
+class Comparison {
+public:
+  Comparison(const Specialisation& specialisation, Strides strides, Dimensions& symbols)
+      : signature_(specialisation.signature), places_(specialisation.places), strides_(strides),
+        symbols_(symbols) {
+    symbols_.resize(0);
+    symbols_.resize(specialisation.symbols);
+  }
+
+  bool at_end() const { return next_ == signature_.size(); }
+
+  bool accepts(const Value& value) {
+    switch (value.kind()) {
+    case Kind::none:
+      return takes(Tag::none);
+    case Kind::tensor:
+      return accepts_tensor(value.tensor());
+    case Kind::real:
+      return takes(Tag::floating);
+    case Kind::integer:
+      return takes(Tag::integer) && takes(value.integer());
+    case Kind::boolean:
+      return takes(Tag::boolean) && takes(int64_t{value.boolean()});
+    case Kind::device:
+      return takes(Tag::device) && takes(0) && takes(-1);
+    case Kind::string:
+      return accepts_text(value.text());
+    case Kind::list:
+      return accepts_list(value.items());
+    default:
+      return false;
+    }
+  }
+
+private:
+  bool takes(int64_t number) {
+    if (at_end()) return false;
+    const auto place = places_.empty() ? Specialisation::fixed : places_[next_];
+    const auto expected = signature_[next_++];
+    if (place == Specialisation::fixed) return number == expected;
+    auto& value = symbols_[static_cast<size_t>(place)];
+    if (value == 0) value = number;
+    return value == number && number >= least_symbol;
+  }
+
+  bool accepts_tensor(const Tensor& value) {
+    const auto head = Tag::tensor | int64_t{value.dtype} << 8 | int64_t{value.rank} << 16;
+    if (!takes(head) || at_end()) return false;
+    if (strides_ == Strides::compared ? !takes(stride_class(value)) : false) return false;
+    if (strides_ == Strides::ignored) ++next_;
+    return std::ranges::all_of(value.sizes(), [&](int64_t size) { return takes(size); });
+  }
+
+  bool accepts_text(std::string_view text) {
+    return takes(Tag::list) && takes(static_cast<int64_t>(text.size())) &&
+           std::ranges::all_of(text, [&](char c) { return takes(static_cast<int64_t>(c)); }) &&
+           takes(Tag::string);
+  }
+
+  bool accepts_list(std::span<const Value> items) {
+    return takes(Tag::list) && takes(static_cast<int64_t>(items.size())) &&
+           std::ranges::all_of(items, [&](const Value& item) { return accepts_item(item); });
+  }
+
+  // Numbers of lists are not tagged: a list has elements of one type.
+  bool accepts_item(const Value& item) {
+    switch (item.kind()) {
+    case Kind::integer:
+      return takes(item.integer());
+    case Kind::boolean:
+      return takes(int64_t{item.boolean()});
+    case Kind::real:
+      return takes(std::bit_cast<int64_t>(item.real()));
+    case Kind::list:
+    case Kind::tuple:
+      return false;
+    default:
+      return accepts(item);
+    }
+  }
+
+  std::span<const int64_t> signature_, places_;
+  const Strides strides_;
+  Dimensions& symbols_;
+  size_t next_ = 0;
+};
+
+std::string tensor_text(int64_t dtype, std::span<const int64_t> sizes) {
+  return dtype_name(dtype) + " " + sizes_text(sizes);
+}
+
+std::string value_text(const Value& value) {
+  switch (value.kind()) {
+  case Kind::tensor:
+    return tensor_text(value.tensor().dtype, value.tensor().sizes());
+  case Kind::integer:
+    return std::to_string(value.integer());
+  case Kind::boolean:
+    return value.boolean() ? "True" : "False";
+  case Kind::list: {
+    std::string text;
+    for (const auto& item : value.items())
+      text += (text.empty() ? "" : ", ") + value_text(item);
+    return "[" + text + "]";
+  }
+  default:
+    return std::string(kind_name(value.kind()));
+  }
+}
+
+} // namespace
+
+bool covers(const Specialisation& specialisation, Inputs inputs, Strides strides,
+            Dimensions& symbols) {
+  Comparison comparison(specialisation, strides, symbols);
+  return std::ranges::all_of(inputs,
+                             [&](const Value* input) { return comparison.accepts(*input); }) &&
+         comparison.at_end() && (!specialisation.sizes || specialisation.sizes->extend(symbols));
+}
+
+std::string signature_text(Inputs inputs) {
+  std::string text;
+  for (const auto* const input : inputs)
+    text += (text.empty() ? "" : ", ") + value_text(*input);
+  return text;
+}
+
+std::string signature_text(const Specialisation& specialisation) {
+  const auto& [numbers, places] = std::tie(specialisation.signature, specialisation.places);
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    const auto rank = static_cast<size_t>(numbers[i] >> 16);
+    if ((numbers[i] & 0xff) != Tag::tensor || rank > numbers.size() - i - 2) {
+      // Numbers and lists are shown as they are in the signature.
+      text += (text.empty() ? "" : ", ") + std::to_string(numbers[i++]);
+      continue;
+    }
+    Dimensions sizes;
+    for (size_t k = i + 2; k < i + 2 + rank; ++k)
+      sizes.push_back(places.empty() || places[k] == Specialisation::fixed ? numbers[k] : -1);
+    text += (text.empty() ? "" : ", ") + tensor_text(numbers[i] >> 8 & 0xff, sizes);
+    i += 2 + rank;
+  }
+  return text;
+}
+
+} // namespace torchmdla::native
