@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,38 @@ def test_rust(mlp: Exported, tmp_path: Path) -> None:
     manifest = str(tmp_path / "rust" / "Cargo.toml")
     run(cargo, "build", "--quiet", "--offline", "--manifest-path", manifest, TORCHMDLA_LIB=library)
     check(str(tmp_path / "rust" / "target" / "debug" / "run_model"), mlp, tmp_path)
+
+
+def build_fortran(folder: Path) -> list[str]:
+    sources = [str(EXAMPLES / "fortran" / name) for name in ("torchmdla.f90", "stream.f90")]
+    options = run(sys.executable, "-m", "torchmdla_runtime").split()
+    program = str(folder / "stream")
+    run(tool("gfortran"), "-std=f2018", "-Wall", f"-J{folder}", *sources, *options, "-o", program)
+    return [program]
+
+
+def build_csharp(folder: Path) -> list[str]:
+    sources = [str(EXAMPLES / "csharp" / name) for name in ("Torchmdla.cs", "Stream.cs")]
+    program = str(folder / "stream.exe")
+    run(tool("mcs"), "-unsafe", "-warnaserror", *sources, f"-out:{program}")
+    return [tool("mono"), program]
+
+
+@pytest.mark.parametrize("build", [build_fortran, build_csharp])
+def test_streams(build: Callable[[Path], list[str]], counter: Stateful, tmp_path: Path) -> None:
+    program = build(tmp_path)
+    library = run(sys.executable, "-m", "torchmdla_runtime", "--library").strip()
+    samples, numbers = torch.randn(5, 4), tmp_path / "numbers.bin"
+    numbers.write_bytes(samples.numpy().tobytes())
+    printed = run(*program, str(counter.path), str(numbers), "4", LD_LIBRARY_PATH=library)
+    assert_matches(torch.tensor([float(line) for line in printed.split()]), counter.expected(samples))
+    numbers.write_bytes(bytes(16 * 6))
+    for model, reason in (("missing.tmdla", "missing.tmdla: No such file"), (counter.path, "it was called 6 times")):
+        failed = subprocess.run(
+            [*program, model, numbers, "4"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "LD_LIBRARY_PATH": library},
+        )
+        assert failed.returncode == 1 and reason in failed.stderr

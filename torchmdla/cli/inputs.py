@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torchmdla
 from torchmdla.cli import argument
 
 # A part of the help of ``--input``, for commands that call programs.
-FROM_FILES = "@FILE for a tensor that torch.save (.pt) or numpy.save (.npy) wrote; "
+FROM_FILES = "@FILE for a tensor that torch.save (.pt) or numpy.save (.npy) wrote; =16000 or =True for a value of Python; "
 
 # Arguments for the device, its options, and the random seed.
 DEVICE_ARGUMENTS = (
@@ -33,7 +34,7 @@ def read_inputs(texts: Sequence[str]) -> list[Any]:
         ValueError: an input has another form, or its file does not contain a tensor.
         OSError: a file does not exist.
     """
-    return [_load_tensor(text[1:]) if text.startswith("@") else _draw_spec(text) for text in texts]
+    return [_READERS[text[0]](text[1:]) if text[:1] in _READERS else _draw_spec(text) for text in texts]
 
 
 def draw(spec: Any) -> Any:
@@ -77,6 +78,13 @@ def _draw_spec(text: str) -> Any:
     return draw(spec)
 
 
+def _parse_value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise ValueError(f"={text}: a value is needed, such as =16000, =0.5, =True or ='text'") from None
+
+
 def _load_tensor(path: str) -> Any:
     """Read a tensor as data only, without running code in the file."""
     with Path(path).open("rb"):
@@ -93,3 +101,6 @@ def _load_tensor(path: str) -> Any:
     if not isinstance(value, torch.Tensor):
         raise ValueError(f"{path} holds a {type(value).__name__}, not a tensor")
     return value
+
+
+_READERS = {"@": _load_tensor, "=": _parse_value}
