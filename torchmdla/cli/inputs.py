@@ -15,7 +15,9 @@ import torchmdla
 from torchmdla.cli import argument
 
 # A part of the help of ``--input``, for commands that call programs.
-FROM_FILES = "@FILE for a tensor that torch.save (.pt) or numpy.save (.npy) wrote; =16000 or =True for a value of Python; "
+FROM_FILES = (
+    "@FILE for a tensor that torch.save (.pt) or numpy.save (.npy) wrote; =16000 or =True for a value of Python; "
+)
 
 # Arguments for the device, its options, and the random seed.
 DEVICE_ARGUMENTS = (
