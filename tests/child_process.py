@@ -17,7 +17,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-# PyTorch's warnings of TorchScript are FutureWarnings from 2.15 on.
+# PyTorch's warnings of TorchScript are FutureWarnings from 2.14 on.
 _NO_DEPRECATIONS = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
 
 _IMPORTS_TORCH = re.compile(r"^ *(?:import|from) .*\btorch(?:mdla)?\b", re.MULTILINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,13 +69,16 @@ def test_a_frozen_program_is_pytorchs() -> None:
     assert text_of(frozen) == text_of(expected)
 
 
-def test_files_are_pytorchs() -> None:
+def test_files_are_pytorchs(tmp_path: Path) -> None:
     x, scripted = torch.randn(2, 4), torch.jit.script(nn.Linear(4, 4))
     file = io.BytesIO()
     jit.save(scripted, file, {"extra.txt": b"text"})
     for load in (torch.jit.load, jit.load):
         file.seek(0)
         assert torch.equal(load(file)(x), scripted(x))
+    path = tmp_path / "model.pt"
+    path.write_bytes(file.getvalue())
+    assert torch.equal(jit.load(str(path), "cpu")(x), scripted(x))
     extra = {"extra.txt": ""}
     file.seek(0)
     torch.jit.load(file, _extra_files=extra)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from child_process import run_python, run_script
 
-# Categories that PyTorch has for TorchScript: the first until 2.14, the second from 2.15 on.
+# Categories that PyTorch has for TorchScript: the first in 2.13, the second from 2.14 on.
 ERRORS = ("-W", "error::DeprecationWarning", "-W", "error::FutureWarning")
 
 # Warnings of the user's own calls do not matter.

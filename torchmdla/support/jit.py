@@ -67,8 +67,8 @@ def save(program: Any, file: IO[bytes], extra: Mapping[str, bytes] | None = None
 
 def load(file: str | IO[bytes], map_location: Any = None) -> Any:
     """Read a program from a path or an open file as ``torch.jit.load`` does."""
-    unit, device = torch._C.CompilationUnit(), validate_map_location(map_location)
+    functions: Any = torch._C
+    unit, device = functions.CompilationUnit(), validate_map_location(map_location)
     if isinstance(file, str):
-        return wrap_cpp_module(torch._C.import_ir_module(unit, file, device, {}))
-    read: Any = torch._C.import_ir_module_from_buffer
-    return wrap_cpp_module(read(unit, file.read(), device, {}, False))
+        return wrap_cpp_module(functions.import_ir_module(unit, file, device, {}, False))
+    return wrap_cpp_module(functions.import_ir_module_from_buffer(unit, file.read(), device, {}, False))
