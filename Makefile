@@ -1,5 +1,6 @@
 # make demo | test | test-all | test-slice | coverage | mutants | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | fuzz-archives | probe | soak | lint | format | build | wheel | matrix | clean: each sets up .venv first.
-# make aarch64: the runtime for AArch64 and models that are compiled for it, run in an emulator (docs/aarch64.md).
+# make aarch64 | wheel-aarch64: the runtime for AArch64 and models that are compiled for it, or the wheel, run in an emulator
+# (docs/aarch64.md).
 # make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/design/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -11,7 +12,7 @@ JOBS   ?= 2
 # Hundreds of processes of the tests import the package, which takes twice as long where its bytecode is not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-slice coverage mutants test-cxx test-packages aarch64 check docs fuzz fuzz-passes fuzz-archives probe soak lint format build wheel matrix asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
+.PHONY: demo test test-all test-slice coverage mutants test-cxx test-packages aarch64 wheel-aarch64 check docs fuzz fuzz-passes fuzz-archives probe soak lint format build wheel matrix asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -70,6 +71,10 @@ test-packages: build $(PACKAGES)/.installed
 # Debian's packages g++-aarch64-linux-gnu and qemu-user. Where they are missing the tests are skipped.
 aarch64: build $(VENV)/.developing
 	$(BIN)/python -m pytest tests/aarch64 $(ARGS)
+
+# In dist/, for AArch64, with PyTorch's wheel for it. Tried in the emulator with Debian's Python.
+wheel-aarch64: build
+	$(BIN)/python release/aarch64_wheel.py
 
 # For use between commits: every layer once.
 CORE := tests/fusion tests/importer tests/fx/test_fx.py tests/compile_service/test_cache.py tests/group/test_semantics.py \
