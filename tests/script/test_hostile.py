@@ -134,6 +134,14 @@ PICKLES = {
     "key": (archive_of(data=pickle_of(b"}]Ns")), "a key of a dict"),
     "root": (archive_of(data=pickle_of(b"K\x01")), "the program is not an object"),
     "attributes": (archive_of(data=pickle_of(b"c__torch__\nM\n)\x81Nb")), "not a dict of strings"),
+    "missing": (archive_of(code_of("return x").replace(b"  def", b"  n : int\n  def")), "M.n: an attribute is missing"),
+    "type": (
+        archive_of(
+            code_of("return x").replace(b"  def", b"  n : List[Tuple[int, str]]\n  def"),
+            pickle_of(b"c__torch__\nM\n)\x81}X\x01\0\0\0n](K\x01K\x02\x86esb"),
+        ),
+        "M.n: an attribute is missing, or does not have its type",
+    ),
     "constants": (archive_of(constants=pickle_of(b"]")), "not a tuple"),
     "sizes": (with_storage(tensor_pickle(b"(K\x05t", b"(K\x01t")), "reaches outside of its storage"),
     "strides": (with_storage(tensor_pickle(b"(K\x02t", b"(K\x09t")), "reaches outside of its storage"),

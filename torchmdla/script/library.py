@@ -101,6 +101,10 @@ class Library:
                 return member
         raise self.archive.error(f"the enumeration does not have the value {value!r}", construct=name)
 
+    def defined(self, name: str) -> Class | None:
+        """Return a class of the archive; None for a class of PyTorch's C++ code."""
+        return None if name.startswith(CUSTOM_CLASSES) else self.class_of(name)
+
     # Classes
 
     def type_of(self, name: str) -> Type | None:
