@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchmdla.script.ir import Class, EnumValue, Object, StoredTensor, Type
@@ -61,21 +61,27 @@ class Conformance:
 
     def _conform(self, value: Any, type_: Type) -> bool:
         """Return whether a container and its parts have their types."""
-        if not isinstance(value, _CONTAINERS[type_.kind]):
+        if type(value) is not _CONTAINERS[type_.kind]:
             return False
         if (id(value), type_) in self._checked:
             return True
         self._checked.add((id(value), type_))
-        if isinstance(value, tuple):
-            parts = list(zip(value, type_.arguments, strict=False))
-            return len(value) == len(type_.arguments) and all(self.conforms(*part) for part in parts)
-        if isinstance(value, dict):
-            key, item = type_.arguments
-            return all(self.conforms(part, key) for part in value) and all(
-                self.conforms(part, item) for part in value.values()
-            )
-        (element,) = type_.arguments
-        return all(self.conforms(part, element) for part in value)
+        return _PARTS[type_.kind](self, value, type_.arguments)
+
+    def _elements(self, value: list[Any], types: Sequence[Type]) -> bool:
+        return all(self.conforms(part, types[0]) for part in value)
+
+    def _items(self, value: dict[Any, Any], types: Sequence[Type]) -> bool:
+        return all(self.conforms(key, types[0]) and self.conforms(part, types[1]) for key, part in value.items())
+
+    def _fields(self, value: tuple[Any, ...], types: Sequence[Type]) -> bool:
+        return len(value) == len(types) and all(map(self.conforms, value, types))
 
 
+_PARTS: Mapping[str, Callable[[Conformance, Any, Sequence[Type]], bool]] = {
+    "List": Conformance._elements,
+    "Dict": Conformance._items,
+    "Tuple": Conformance._fields,
+    "NamedTuple": Conformance._fields,
+}
 _CONTAINERS: Mapping[str, type] = {"List": list, "Dict": dict, "Tuple": tuple, "NamedTuple": tuple}
