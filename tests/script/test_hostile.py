@@ -185,6 +185,7 @@ FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda content: b"", "the file is empty"),
     "text": (lambda content: b"hello" * 100, "not an archive of torch.jit.save"),
     "pickle": (lambda content: b"\x80\x02" + bytes(100), "of torch.save in its old form"),
+    "no records": (lambda content: b"PK\5\6" + bytes(18), "does not have data.pkl"),
     "half": (lambda content: content[: len(content) // 2], "truncated"),
     "without the start": (lambda content: content[100:], "damaged|overlaps"),
     "sizes": (lambda content: patched(content, b"m/data.pkl", 20, bomb()), "overlaps"),

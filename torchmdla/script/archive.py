@@ -211,10 +211,10 @@ class Archive:
     def _with_ends(self, entries: list[Entry], directory: int) -> dict[str, Entry]:
         """Return the records of the archive's folder by name, after a check that none overlaps another."""
         entries = sorted(entries, key=lambda entry: entry.start)
-        ends = [*(entry.start for entry in entries[1:]), directory]
+        ends = [*(entry.start for entry in entries), directory]
         folder = entries[0].name.partition("/")[0] + "/" if entries else ""
         records: dict[str, Entry] = {}
-        for entry, end in zip(entries, ends, strict=True):
+        for entry, end in zip(entries, ends[1:], strict=True):
             if entry.start + 30 + len(entry.name.encode()) + entry.stored > end:
                 raise self.error("the record overlaps the next", entry.name)
             if not entry.name.startswith(folder):
