@@ -66,6 +66,9 @@ class Source:
         self.constants = {**_constants(graph, context), **modes}
         self._mutated = _mutated(graph, context.program)
         self._weights: set[Value] = set()
+        self._slots: dict[Value, Node] = {}
+        self._read_slots: set[Value] = set()
+        self._bound: dict[str, tuple[str, list[Value]]] = {}  # name → region, and its last inputs
         self._write()
         self.text = "\n".join(self._lines) + "\n"
 
@@ -83,32 +86,37 @@ class Source:
         self.line(0, f"def function({', '.join(map(self.name, self.graph.inputs))}):")
         hoisted = list(self._hoisted())
         in_slots = [node for node in hoisted if slot_of(_attribute_of(node), node, self.context.program)]
-        self._write_slots(in_slots)
+        if len(in_slots) >= _FEWEST_SLOTS:
+            self._slots = {node.outputs[0]: node for node in in_slots}
+        head, self._lines, places, self.places = self._lines, [], self.places, []
         for node in hoisted:
-            if node not in in_slots:
+            if node.outputs[0] not in self._slots:
                 self._node(node, 1)
-        skipped = set(map(id, hoisted))
-        self.block(self._without(self.graph, skipped), 1)
+        self.block(self._without(self.graph, set(map(id, hoisted))), 1)
         results = [self.expression(value) for value in self.graph.outputs]
         self.line(1, f"return {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}")
+        body, self._lines, body_places, self.places = self._lines, head, self.places, places
+        if self._slots:
+            self._write_slots()
+        self._lines += body
+        self.places += body_places
 
-    def _write_slots(self, nodes: Sequence[Node]) -> None:
+    def _write_slots(self) -> None:
         """Write reads of parameters, buffers and submodules. The module has their values from the last call."""
-        if len(nodes) < _FEWEST_SLOTS:
-            for node in nodes:
-                self._node(node, 1)
-            return
         changes, module = self.variable("changes", CHANGES), self.name(self.graph.inputs[0])
-        key = f"{module}.__dict__[{'_slots_of_' + self.graph.name!r}]"
+        key = repr(f"_slots_of_{self.graph.name}")
         known = self.new_name("known")
-        self.line(1, f"{known} = {module}.__dict__.get({'_slots_of_' + self.graph.name!r})")
+        read = [self.name(value) for value in self._slots if value in self._read_slots]
+        names = "".join(f", {name}" for name in [*read, *self._bound])
+        self.line(1, f"{known} = {module}.__dict__.get({key})")
         self.line(1, f"if {known} is None or {known}[0] != {changes}[0]:")
-        for node in nodes:
+        for node in self._slots.values():
             self._node(node, 2)
-        names = ", ".join(self.name(node.outputs[0]) for node in nodes)
-        self.line(2, f"{key} = {changes}[0], {names}")
+        for name, (region, values) in self._bound.items():
+            self.line(2, f"{name} = {region}.bind({', '.join(map(self.expression, values))})")
+        self.line(2, f"{module}.__dict__[{key}] = {changes}[0]{names},")
         self.line(1, "else:")
-        self.line(2, f"_, {names} = {known}")
+        self.line(2, f"_{names or ','} = {known}")
 
     def line(self, depth: int, text: str, place: str = "") -> None:
         self._lines.append("    " * depth + text)
@@ -199,6 +207,7 @@ class Source:
         self.line(depth, f"{left} = {expression}" if left else expression, node.source)
 
     def _region(self, region: Region, depth: int) -> None:
+        region.inputs.sort(key=lambda value: value in self._slots)
         graph, constants = make_graph(region, self.constants)
         inputs = [*region.inputs, *constants]
         name = f"region{len(self.regions)}"
@@ -210,9 +219,18 @@ class Source:
         ]
         self.regions[name] = self.variables[name] = _C.ScriptRegion(graph, self.graph.name, weights)
         left = ", ".join(map(self.name, region.outputs))
-        call = f"{name}({', '.join(map(self.expression, inputs))})"
+        call = f"{name}({', '.join(self._operands(name, inputs))})"
         sources = dict.fromkeys(node.source for node in region.nodes if node.source)
         self.line(depth, f"{left} = {call}" if left else call, next(iter(sources), ""))
+
+    def _operands(self, region: str, inputs: list[Value]) -> Iterator[str]:
+        """Yield the operands of a region. The module has those that are parameters, and the constants after them."""
+        count = next((place for place, value in enumerate(inputs) if value in self._slots), len(inputs))
+        yield from map(self.expression, inputs[:count])
+        if count < len(inputs):
+            name = self.new_name("bound")
+            self._bound[name] = region, inputs[count:]
+            yield name
 
     def _with(self, enter: Node, inside: list[Node | Region], depth: int) -> None:
         manager = self.expression(enter.inputs[0])
@@ -245,6 +263,8 @@ class Source:
 
     def expression(self, value: Value) -> str:
         if value not in self.constants:
+            if value in self._slots:
+                self._read_slots.add(value)
             return self.name(value)
         constant = self.constants[value]
         if constant is None or type(constant) in (bool, int, str) or _is_finite(constant):
