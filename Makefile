@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-slice | coverage | mutants | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
+# make demo | test | test-all | test-slice | coverage | mutants | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | fuzz-archives | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/design/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -10,7 +10,7 @@ JOBS   ?= 2
 # Hundreds of processes of the tests import the package, which takes twice as long where its bytecode is not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-slice coverage mutants test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
+.PHONY: demo test test-all test-slice coverage mutants test-cxx test-packages check docs fuzz fuzz-passes fuzz-archives probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -93,6 +93,10 @@ fuzz-passes: build $(VENV)/.developing
 	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.passes $(ARGS)
 
 # ARGS="--frontend lazy:step --dtype float16"
+# Files of TorchScript that are changed at random, read without PyTorch. ARGS="--minutes 60"
+fuzz-archives: build $(VENV)/.developing
+	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.archives $(ARGS)
+
 probe: build $(VENV)/.developing
 	PYTHONPATH=tests $(BIN)/python -W ignore -m scalar_probe $(ARGS)
 

@@ -22,6 +22,7 @@ from torchmdla.cli import (
     opt,
     package,
     print_pairs,
+    read,
     run,
     tune,
 )
@@ -63,6 +64,7 @@ COMMANDS = (
     run.COMMAND,
     bench.COMMAND,
     package.COMMAND,
+    read.COMMAND,
     Command("cmake", "print where CMake finds torchmdla and libtorch: -DCMAKE_PREFIX_PATH", _show_cmake_prefix),
     tune.COMMAND,
     explain.COMMAND,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, overload
 
 import torch
 
@@ -23,8 +24,28 @@ from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_o
 from torchmdla.packages.signing import SIGNATURE, signature_of
 from torchmdla.packages.specialisation import PackedWeight, Specialisation, TargetCode
 from torchmdla.packages.weights import Weights, run_packs
+from torchmdla.script.ir import Program
+from torchmdla.script.writing import write
 from torchmdla.support.files import atomic_write
 from torchmdla.version import __version__
+
+
+@overload
+def save(model: Program, file: str | os.PathLike[str], *, extra: Mapping[str, bytes] | None = None) -> None: ...
+
+
+@overload
+def save(
+    model: Any,
+    file: str | os.PathLike[str],
+    inputs: Sequence[Any] = (),
+    targets: Sequence[str] = ("native",),
+    *,
+    freeze: bool = True,
+    pack_weights: bool = False,
+    extra: Mapping[str, bytes] | None = None,
+    sign: str | os.PathLike[str] | None = None,
+) -> PackageInfo: ...
 
 
 def save(
@@ -37,7 +58,7 @@ def save(
     pack_weights: bool = False,
     extra: Mapping[str, bytes] | None = None,
     sign: str | os.PathLike[str] | None = None,
-) -> PackageInfo:
+) -> PackageInfo | None:
     """Save a program with the compiled code of its groups: a package.
 
     The file is a TorchScript archive, or that of an exported program. PyTorch without torchmdla loads and runs it like
@@ -51,7 +72,8 @@ def save(
 
     Args:
         model: an ``nn.Module`` or function, which is traced with the first of the inputs, a TorchScript program, or a
-            ``torch.export.ExportedProgram``.
+            ``torch.export.ExportedProgram``. A program of :func:`torchmdla.read` is written without
+            compiled code, unless inputs are given.
         file: the path to write to. An existing file is replaced once the package is complete.
         inputs: for each call a tuple of its positional arguments, or its only argument. The default for an exported
             program is its own example inputs.
@@ -68,9 +90,10 @@ def save(
             makes one. Signing needs the package ``cryptography``.
 
     Returns:
-        A description of the package.
+        A description of the package. None for a program of :func:`torchmdla.read` without inputs.
 
     Raises:
+        ReadError: the program of :func:`torchmdla.read` has a value or an operator that cannot be written.
         TypeError: ``model`` is not a program and cannot be converted to one, or the device in use does not have
             targets.
         ValueError: the target, the inputs or the key do not exist, or no group of the program is compiled.
@@ -78,6 +101,11 @@ def save(
     """
     key = None if sign is None else SigningKey(sign)
     calls = [call if isinstance(call, tuple) else (call,) for call in inputs]
+    if isinstance(model, Program):
+        if not calls:
+            write(model, file, extra=extra)
+            return None
+        model = _as_torchscript(model)
     program: _Script | _Exported
     if api.is_exported(model):
         program = _Exported(model, extra)
@@ -94,6 +122,14 @@ def save(
     with atomic_write(Path(file)) as temporary, temporary.open("wb") as written:
         program.write(content, written)
     return replace(info_of(content[INDEX]), signer="" if key is None else key.number)
+
+
+def _as_torchscript(program: Program) -> Any:
+    """Return a program of :func:`torchmdla.read` as PyTorch's module."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "program.pt")
+        write(program, path)
+        return torch.jit.load(path)
 
 
 class _Script:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmdla.script.cleanup import clean, move_constants_in
-from torchmdla.script.expressions import Closure, Expressions, Named
+from torchmdla.script.expressions import Expressions
 from torchmdla.script.ir import Block, Graph, Type, Value
 from torchmdla.script.library import Library
+from torchmdla.script.named import Closure, Named
 from torchmdla.script.sources import Source, attribute_name
 from torchmdla.script.types import ANY, INT, NONE, TENSOR, is_subtype, unify
 
@@ -57,6 +58,8 @@ class _Emitter(Expressions):
         """Fill the graph from a function."""
         graph, schema = self.graph, self.library.signature(self.source, self_type)
         types = [*([self_type] if self_type else []), *(argument.type for argument in schema.arguments)]
+        if len(types) != len(tree.args.args):
+            self.fail("the parameters are not what TorchScript prints", tree, tree.name)
         for parameter, type_ in zip(tree.args.args, types, strict=True):
             value = self.input(graph, type_)
             value.name = parameter.arg

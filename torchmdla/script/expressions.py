@@ -8,14 +8,32 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from torchmdla.script import upgrades
-from torchmdla.script.ir import Block, Graph, Type, Value
+from torchmdla.script.ir import Graph, Type, Value
 from torchmdla.script.library import Annotations, Library, dotted
 from torchmdla.script.matching import Matcher
-from torchmdla.script.schemas import Argument, Schema
+from torchmdla.script.named import (
+    BINARY,
+    CASTS,
+    GLOBALS,
+    TENSOR_PROPERTIES,
+    ClassName,
+    Closure,
+    Form,
+    Function,
+    Method,
+    Named,
+    Namespace,
+    Operator,
+    Path,
+    mismatch,
+    result_of,
+    schema_of_named_tuple,
+    written_name,
+)
+from torchmdla.script.schemas import Schema
 from torchmdla.script.sources import Source, attribute_name
 from torchmdla.script.types import (
     ANY,
@@ -27,110 +45,12 @@ from torchmdla.script.types import (
     STR,
     TENSOR,
     is_subtype,
+    may_be,
     substitute,
     unify_all,
 )
 
 _INT_LIMIT = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class Namespace:
-    """Operators of a namespace: ``torch`` or ``ops.prim``. ``ops`` itself has the name ``""``."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """Operator, with the object that it is called on, if there is one."""
-
-    name: str
-    self_value: Value | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """Beginning of the name of a class or function: ``__torch__.torch``."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """Function of the file."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClassName:
-    """Class of the file, as an object that is called."""
-
-    type: Type
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """Method of an object."""
-
-    owner: Value
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Call with rules of its own, such as ``annotate(T, x)``."""
-
-    name: str
-    owner: Value | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Closure:
-    """Function inside a function, which ``fork`` runs: its graph, and the values that it uses from outside."""
-
-    block: Block
-
-
-Named: TypeAlias = Value | Namespace | Operator | Path | Function | ClassName | Method | Form | Closure
-
-_CASTS: Mapping[str, tuple[str, Type]] = {
-    "int": ("aten::Int", INT),
-    "float": ("aten::Float", FLOAT),
-    "bool": ("aten::Bool", BOOL),
-    "str": ("aten::str", STR),
-}
-_GLOBALS: Mapping[str, Named] = {
-    "torch": Namespace("aten"),
-    "ops": Namespace(""),
-    "CONSTANTS": Path("CONSTANTS"),
-    "__torch__": Path("__torch__"),
-    **{
-        name: Form(name)
-        for name in ("annotate", "unchecked_cast", "uninitialized", "getattr", "isinstance", "fork", "print", *_CASTS)
-    },
-    **{name: Operator(f"aten::{name}") for name in ("len", "sorted", "hash", "ord", "chr", "hex", "oct", "bin")},
-    **{name: Operator(f"prim::{name}") for name in ("min", "max", "abs", "rangelist")},
-}
-_TENSOR_PROPERTIES: Mapping[str, str] = {
-    **{
-        name: f"prim::{name}"
-        for group in (("dtype", "device", "layout", "shape", "ndim", "grad", "data", "requires_grad"), ("is_cuda",))
-        for name in group
-    },
-    "is_leaf": "aten::is_leaf",
-}
-_BINARY: Mapping[type[ast.operator], str] = {
-    ast.Add: "aten::add",
-    ast.Sub: "aten::sub",
-    ast.Mult: "aten::mul",
-    ast.Div: "aten::div",
-    ast.FloorDiv: "aten::floordiv",
-    ast.Mod: "aten::remainder",
-    ast.Pow: "aten::pow",
-    ast.MatMult: "aten::matmul",
-}
 
 
 class Expressions(Matcher):
@@ -180,9 +100,9 @@ class Expressions(Matcher):
         """Return the meaning of a name that is not a local variable."""
         if name in ("inf", "nan"):
             return self.constant(float(name))
-        if name not in _GLOBALS:
+        if name not in GLOBALS:
             self.fail("the name is not defined on all paths to this place", node, name)
-        return _GLOBALS[name]
+        return GLOBALS[name]
 
     def _constant(self, node: ast.Constant, _: Type | None) -> Value:
         value = node.value
@@ -209,7 +129,7 @@ class Expressions(Matcher):
         self.fail("TorchScript does not print this operator into files", node, type(node.op).__name__)
 
     def _binary(self, node: ast.BinOp, _: Type | None) -> Value:
-        name = _BINARY.get(type(node.op))
+        name = BINARY.get(type(node.op))
         if name is None:
             self.fail("TorchScript does not print this operator into files", node, type(node.op).__name__)
         return self.call_operator(name, [self.value_of(node.left), self.value_of(node.right)], {}, node)
@@ -344,8 +264,8 @@ class Expressions(Matcher):
                 return self.insert_one("prim::TupleIndex", [owner, self.constant(index)], owner.type.arguments[index])
         elif kind == "Enum" and name in ("name", "value"):
             return self._of_member(owner, name)
-        elif kind == "Tensor" and name in _TENSOR_PROPERTIES:
-            return self.call_operator(_TENSOR_PROPERTIES[name], [owner], {}, node)
+        elif kind == "Tensor" and name in TENSOR_PROPERTIES:
+            return self.call_operator(TENSOR_PROPERTIES[name], [owner], {}, node)
         elif kind == "Tensor" and name == "tolist":
             return Form("tolist", owner)
         if kind != "Class" and self.library.operators.lookup(f"aten::{name}"):
@@ -391,7 +311,7 @@ class Expressions(Matcher):
     ) -> list[Value]:
         matched = self.match([schema], arguments, keywords)
         if matched is None:
-            self.fail(_mismatch([schema], arguments), node, name)
+            self.fail(mismatch([schema], arguments), node, name)
         return matched[1]
 
     def call_operator(
@@ -402,10 +322,10 @@ class Expressions(Matcher):
         if name == "aten::device" and len(arguments) == 1 and arguments[0].type == STR:
             return self.device(arguments[0])
         if not candidates:
-            self.fail("the operator is not known. Import the library that registers it", node, _written(name))
+            self.fail("the operator is not known. Import the library that registers it", node, written_name(name))
         matched = self.match(candidates, arguments, keywords)
         if matched is None:
-            self.fail(_mismatch(candidates, arguments), node, _written(name))
+            self.fail(mismatch(candidates, arguments), node, written_name(name))
         schema, inputs, variables = matched
         if schema.upgrader:
             return upgrades.inline(self, schema, inputs)
@@ -427,7 +347,7 @@ class Expressions(Matcher):
             first = ()
         inputs = self._match_one(schema, arguments, keywords, node, name)
         callee = self.constant(name, FUNCTION)
-        return self.insert_one("prim::CallFunction", [callee, *first, *inputs], _result(schema))
+        return self.insert_one("prim::CallFunction", [callee, *first, *inputs], result_of(schema))
 
     def _call_method(
         self, owner: Value, name: str, arguments: Sequence[Value], keywords: Mapping[str, Value], node: ast.AST
@@ -436,14 +356,14 @@ class Expressions(Matcher):
         if schema is None:
             self.fail("the class does not have this method", node, f"{owner.type}.{name}")
         inputs = self._match_one(schema, arguments, keywords, node, f"{owner.type}.{name}")
-        return self.insert_one("prim::CallMethod", [owner, *inputs], _result(schema), {"name": name})
+        return self.insert_one("prim::CallMethod", [owner, *inputs], result_of(schema), {"name": name})
 
     def _construct(
         self, type_: Type, arguments: Sequence[Value], keywords: Mapping[str, Value], node: ast.AST
     ) -> Value:
         if type_.kind == "NamedTuple":
             class_ = self.library.class_of(type_.name)
-            schema = _schema_of_named_tuple(type_, class_.attributes, class_.defaults)
+            schema = schema_of_named_tuple(type_, class_.attributes, class_.defaults)
             return self.tuple(self._match_one(schema, arguments, keywords, node, type_.name), type_)
         if type_.kind != "Class":
             self.fail("the class cannot be called", node, type_.name)
@@ -491,12 +411,12 @@ class Expressions(Matcher):
         value = self.value_of(expression)
         if any(is_subtype(value.type, type_) for type_ in types):
             return self.constant(True)
-        if not any(_may_be(value.type, type_) for type_ in types):
+        if not any(may_be(value.type, type_) for type_ in types):
             return self.constant(False)
         return self.insert_one("prim::isinstance", [value], BOOL, {"types": types})
 
     def _cast(self, form: Form, node: ast.Call, __: Type | None) -> Value:
-        name, type_ = _CASTS[form.name]
+        name, type_ = CASTS[form.name]
         values = [self.value_of(argument) for argument in node.args]
         if len(values) == 1 and is_subtype(values[0].type, type_):
             return values[0]
@@ -567,36 +487,5 @@ _FORMS: Mapping[str, Callable[[Any, Form, ast.Call, Type | None], Named]] = {
     "fork": Expressions._fork,
     "tolist": Expressions._to_list,
     "__new__": Expressions._new,
-    **dict.fromkeys(_CASTS, Expressions._cast),
+    **dict.fromkeys(CASTS, Expressions._cast),
 }
-
-
-def _result(schema: Schema) -> Type:
-    return schema.returns[0] if schema.returns else NONE
-
-
-def _written(name: str) -> str:
-    """Return an operator's name as it is written in code."""
-    namespace, _, last = name.partition("::")
-    return f"torch.{last}" if namespace == "aten" else f"ops.{namespace}.{last}"
-
-
-def _mismatch(schemas: Sequence[Schema], arguments: Sequence[Value]) -> str:
-    types = ", ".join(str(value.type) for value in arguments)
-    names = ", ".join(schema.name for schema in schemas[:5])
-    return f"arguments of types ({types}) do not fit any of: {names}{', …' if len(schemas) > 5 else ''}"
-
-
-def _may_be(type_: Type, tested: Type) -> bool:
-    """Return whether a value of a type may be of the type that ``isinstance`` tests for."""
-    if is_subtype(tested, type_):
-        return True
-    inner = type_.arguments[0].kind if type_.kind == "Optional" else type_.kind
-    return any(tested.kind in (kind, f"Any{kind}") and inner in (kind, "Any") for kind in ("List", "Tuple"))
-
-
-def _schema_of_named_tuple(type_: Type, attributes: Mapping[str, Type], defaults: Mapping[str, Any]) -> Schema:
-    arguments = [
-        Argument(name, field, None, name in defaults, defaults.get(name)) for name, field in attributes.items()
-    ]
-    return Schema(type_.name, arguments, [type_])

@@ -139,9 +139,11 @@ class Class:
         is_module: whether its objects are modules.
         attributes: the type of each attribute, in order. The fields of a named tuple.
         constants: the values of ``Final`` attributes, and the members of an enumeration.
+        constant_types: the types of ``Final`` attributes.
         parameters: the names of attributes that are parameters.
         buffers: the names of attributes that are buffers.
-        methods: its methods, by name. Property getters and setters are methods.
+        methods: its methods, by name. Property getters and setters are methods. Those of an interface have inputs and
+            the type of the result, and are empty otherwise.
         properties: getter and setter of each property.
         hooks: the methods that run before, and those that run after ``forward``.
         defaults: the default values of a named tuple's fields.
@@ -151,6 +153,7 @@ class Class:
     is_module: bool = False
     attributes: dict[str, Type] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
+    constant_types: dict[str, Type] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
     methods: MutableMapping[str, Graph] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from torchmdla.script import schemas
 from torchmdla.script.archive import Archive
-from torchmdla.script.ir import Class, Constant, EnumValue, Graph, Type
+from torchmdla.script.ir import Class, Constant, EnumValue, Graph, Type, Value
 from torchmdla.script.schemas import Argument, Schema
 from torchmdla.script.sources import Source, Sources, attribute_name
 from torchmdla.script.types import CONTAINERS, NAMED_TYPES, container
@@ -71,7 +71,7 @@ class Library:
         self._types: dict[str, Type | None] = {}
         self._classes: dict[str, Class] = {}
         self._methods: dict[str, dict[str, Source]] = {}
-        self._signatures: dict[str, Schema] = {}
+        self._signatures: dict[tuple[str, bool], Schema] = {}
         self._pending: set[str] = set()
         self.functions: MutableMapping[str, Graph] = Lazy(lambda: self._names(is_class=False), self._compile_function)
         self.classes: MutableMapping[str, Class] = Lazy(lambda: self._names(is_class=True), self._known_class)
@@ -152,21 +152,29 @@ class Library:
             raise self.sources.error(source, "the class does not have a body", construct=name)
         if kind == "NamedTuple":
             class_.type = Type(kind, tuple(class_.attributes.values()), name)
-        if kind == "Class":
+        if kind in ("Class", "Interface"):
             class_.methods = Lazy(lambda: list(methods), lambda method: self._compile_method(class_, methods[method]))
         return class_
 
     def _known_class(self, name: str) -> Class:
-        if self.kind_of(name):
-            return self.class_of(name)
-        raise KeyError(name)
+        source = self.sources.find(name)
+        if source is None or not source.text.startswith("class"):
+            raise KeyError(name)
+        return self.class_of(name)
 
     def _names(self, is_class: bool) -> list[str]:
         names = self.sources.names()
         return [name for name in names if (source := self.sources.find(name)) and bool(source.kind) == is_class]
 
     def _compile_method(self, class_: Class, source: Source) -> Graph:
-        return self._compile(self, source, class_.type)
+        if class_.type.kind != "Interface":
+            return self._compile(self, source, class_.type)
+        schema = self.signature(source, class_.type)
+        parameters = [("self", class_.type), *((argument.name, argument.type) for argument in schema.arguments)]
+        graph = Graph([Value(*parameter) for parameter in parameters], name=source.name)
+        graph.parameters = [name for name, _ in parameters]
+        graph.returns = schema.returns[0] if schema.returns else graph.returns
+        return graph
 
     def _compile_function(self, name: str) -> Graph:
         source = self.sources.find(name)
@@ -191,11 +199,11 @@ class Library:
 
     def signature(self, source: Source, self_type: Type | None) -> Schema:
         """Return the signature of a function or of a method, without ``self``."""
-        if source.name not in self._signatures:
+        key = source.name, self_type is not None  # a hook is a method, and a function of the same name
+        if key not in self._signatures:
             tree = self.sources.parse_signature(source)
-            reader = Annotations(self, source)
-            self._signatures[source.name] = reader.signature(tree, self_type is not None)
-        return self._signatures[source.name]
+            self._signatures[key] = Annotations(self, source).signature(tree, self_type is not None)
+        return self._signatures[key]
 
 
 class Annotations:
@@ -320,6 +328,7 @@ class _ClassReader(Annotations):
             self._class.defaults[name] = self.constant(statement.value)
         else:
             self._class.constants[name] = self.constant(statement.value)
+            self._class.constant_types[name] = type_
 
     def _assigned(self, target: ast.AST, value: ast.expr, names: dict[str, Sequence[str]]) -> None:
         if isinstance(target, ast.Subscript) and dotted(target.value) == "__annotations__":

@@ -62,9 +62,9 @@ class Source:
 
     @property
     def is_module(self) -> bool:
-        """Return whether it is the class of modules."""
+        """Return whether it is a class or an interface of modules."""
         match = _BASE.match(self.text)
-        return match is not None and match[1] == "Module"
+        return match is not None and match[1] in ("Module", "ModuleInterface")
 
     def methods(self) -> tuple[Source, dict[str, Source]]:
         """Return the part of a class before its methods, and the methods by name."""
@@ -119,16 +119,17 @@ class Sources:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SyntaxWarning)
-                (tree,) = ast.parse(text).body
+                body = ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None) or 1
             place = ast.Pass(lineno=line - is_indented)
             reason = error.msg if isinstance(error, SyntaxError) else str(error) or "the code is nested too deeply"
             raise self.error(source, f"the code is not what TorchScript prints: {reason}", place) from error
-        if isinstance(tree, ast.If):
-            (tree,) = tree.body
-            ast.increment_lineno(tree, -1)
-        return tree
+        if is_indented and len(body) == 1 and isinstance(body[0], ast.If):
+            body = body[0].body
+        if len(body) != 1:
+            raise self.error(source, "the code is not one definition", body[-1] if body else None)
+        return ast.increment_lineno(body[0], -1) if is_indented else body[0]
 
     def parse_signature(self, source: Source) -> Any:
         """Return the syntax tree of a function without its body."""

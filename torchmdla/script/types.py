@@ -95,6 +95,14 @@ def _without_optional(type_: Type) -> Type:
     return type_.arguments[0] if type_.kind == "Optional" else type_
 
 
+def may_be(type_: Type, tested: Type) -> bool:
+    """Return whether a value of a type may be of the type that ``isinstance`` tests for."""
+    if is_subtype(tested, type_):
+        return True
+    inner = type_.arguments[0].kind if type_.kind == "Optional" else type_.kind
+    return any(tested.kind in (kind, f"Any{kind}") and inner in (kind, "Any") for kind in ("List", "Tuple"))
+
+
 def is_list_of_tuple(type_: Type, wanted: Type) -> bool:
     """Return whether a tuple can be converted to the list that is wanted."""
     wanted = _without_optional(wanted)
