@@ -205,7 +205,7 @@ def _computes_with_tensors(node: Node) -> bool:
         _holds_tensors(value.type)
         for inner in _with_inner(node)
         for value in [*inner.inputs, *inner.outputs]
-        if inner.op not in _LANGUAGE
+        if inner.op not in _LANGUAGE or inner.op == "prim::tolist"
     )
 
 
