@@ -312,6 +312,9 @@ class ScriptRegion:
     A call returns the result, or a tuple of results.
     """
 
+    def bind(self, *inputs: Any) -> object:
+        """Return the last inputs, for calls that pass them as one argument, the last."""
+
     def __init__(self, graph: torch._C.Graph, name: str, parameters: Sequence[int]) -> None: ...
     def __call__(self, *inputs: Any) -> Any: ...
     @property

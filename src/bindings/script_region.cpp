@@ -116,6 +116,12 @@ private:
   RcuCell<const Form> form_;
 };
 
+// Values of a region's last inputs, which many calls share.
+struct BoundInputs {
+  static constexpr auto name = "torchmdla.BoundInputs";
+  std::vector<c10::IValue> values;
+};
+
 // --- the type ------------------------------------------------------------------------------------
 
 struct RegionObject {
@@ -161,13 +167,18 @@ PyObject* call_region(PyObject* self, PyObject* const* arguments, size_t flagged
   HANDLE_TH_ERRORS
   auto& region = as_region(self);
   const auto& types = region.types();
-  const auto count = static_cast<size_t>(PyVectorcall_NARGS(flagged_count));
-  TORCH_CHECK_TYPE(count == types.size() && !keywords, "a region takes ", types.size(),
-                   " inputs by position, got ", count);
+  auto count = static_cast<size_t>(PyVectorcall_NARGS(flagged_count));
+  const BoundInputs* bound = nullptr;
+  if (count != 0 && PyCapsule_IsValid(arguments[count - 1], BoundInputs::name))
+    bound = static_cast<BoundInputs*>(PyCapsule_GetPointer(arguments[--count], BoundInputs::name));
+  const auto total = count + (bound ? bound->values.size() : 0);
+  TORCH_CHECK_TYPE(total == types.size() && !keywords, "a region takes ", types.size(),
+                   " inputs by position, got ", total);
   Stack stack;
-  stack.reserve(count);
+  stack.reserve(total);
   for (size_t i = 0; i < count; ++i)
     stack.push_back(to_value(arguments[i], types[i]));
+  if (bound) stack.insert(stack.end(), bound->values.begin(), bound->values.end());
   try {
     const py::gil_scoped_release without_gil;
     region.run(stack);
@@ -229,6 +240,31 @@ py::object make_custom_object(const std::string& class_name, const py::object& s
   return torch::jit::toPyObject(c10::IValue(std::move(object)));
 }
 
+void delete_bound_inputs(PyObject* capsule) {
+  delete static_cast<BoundInputs*>(PyCapsule_GetPointer(capsule, BoundInputs::name));
+}
+
+PyObject* bind_inputs(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  const auto& types = as_region(self).types();
+  const auto number = static_cast<size_t>(count);
+  TORCH_CHECK_TYPE(number <= types.size(), "a region takes ", types.size(), " inputs, got ",
+                   number);
+  auto bound = std::make_unique<BoundInputs>();
+  const auto first = types.size() - number;
+  for (size_t i = 0; i < number; ++i)
+    bound->values.push_back(to_value(arguments[i], types[first + i]));
+  auto* capsule = PyCapsule_New(bound.get(), BoundInputs::name, delete_bound_inputs);
+  if (capsule) static_cast<void>(bound.release());
+  return capsule;
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef region_methods[] = {
+    {"bind", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(bind_inputs)),
+     METH_FASTCALL, "Return the last inputs, for calls that pass them as one argument."},
+    {nullptr, nullptr, 0, nullptr}};
+
 PyGetSetDef region_attributes[] = {
     {"graph", get_region_graph, nullptr, "the graph with its groups", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
@@ -243,6 +279,7 @@ PyType_Slot region_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(delete_region)},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
     {Py_tp_getset, region_attributes},
+    {Py_tp_methods, region_methods},
     {Py_tp_members, region_members},
     {0, nullptr}};
 

@@ -97,7 +97,8 @@ class Reader:
 def main() -> int:
     options = parse_options()
     warnings.simplefilter("ignore")
-    samples = [sample for kind in options.kind for sample in islice(KINDS[kind](), None, None, options.every)]
+    steps = {"programs": options.every}
+    samples = [sample for kind in options.kind for sample in islice(KINDS[kind](), None, None, steps.get(kind, 1))]
     samples += shipped(options.shipped)
     reader, rows = Reader(), []
     with tempfile.TemporaryDirectory() as folder:
@@ -118,7 +119,7 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kind", nargs="+", default=list(KINDS), choices=list(KINDS), help="default: all")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth program of a kind")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth of torchmdla's programs")
     parser.add_argument("--shipped", nargs="+", type=Path, default=[], metavar="FOLDER", help="folders of packages")
     parser.add_argument("--table", type=Path, help="write the table to this file")
     parser.add_argument("--verbose", action="store_true", help="print each file")

@@ -95,6 +95,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "prim::id": lambda value: 0 if value is None else id(value),
     "prim::ModuleContainerIndex.list": lambda module, index: module._modules[str(index)],
     "prim::ModuleContainerIndex.dict": lambda module, key: module._modules[key],
+    "prim::tolist": lambda tensor, dims, kind: tensor.tolist(),
     "prim::Uninitialized": lambda: None,
     "aten::is_scripting": lambda: True,
 }

@@ -39,6 +39,9 @@ class _Folder:
                 self._replaced.update(zip(node.outputs, self.current(taken.outputs), strict=True))
                 continue
             blocks = [self._copy(block) for block in node.blocks]
+            if node.op == "prim::If":
+                for block in blocks:
+                    target.nodes += _take_queries(block)
             target.nodes.append(Node(node.op, inputs, node.outputs, node.attributes, blocks, node.source))
             self._note(node, inputs)
 
@@ -72,6 +75,22 @@ class _Folder:
             return False
         return None
 
+
+def _take_queries(block: Block) -> list[Node]:
+    """Remove queries of tensors from a block that raises an exception, and return them.
+
+    A group then returns the answers instead of the tensors.
+    """
+    if not any(node.op == "prim::RaiseException" for node in block.nodes):
+        return []
+    defined = {value for node in block.nodes for value in node.outputs}
+    taken = [node for node in block.nodes if node.op in _QUERIES and not defined.intersection(node.inputs)]
+    block.nodes = [node for node in block.nodes if node not in taken]
+    return taken
+
+
+# Operators on tensors that cannot fail.
+_QUERIES = frozenset({"aten::dim", "aten::size", "prim::dtype", "aten::numel", "prim::device"})
 
 _LOGIC: Mapping[str, Callable[[Sequence[bool]], bool]] = {
     "aten::__not__": lambda values: not values[0],

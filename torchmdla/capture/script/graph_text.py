@@ -106,5 +106,6 @@ _LITERALS: Mapping[type, Callable[[Any], str | None]] = {
     bool: lambda value: f"[value={int(value)}]",
     int: lambda value: f"[value={value}]" if -(2**63) < value < 2**63 else None,
     float: _float,
+    list: lambda value: f"[value={value}]" if value and all(type(item) is int for item in value) else None,
     str: lambda value: f'[value="{value}"]' if _is_simple(value) else None,
 }

@@ -31,6 +31,10 @@ class ScriptProgramModule(nn.Module):
         for name in after:
             self.register_forward_hook(_hook(name))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to copy, without results of earlier calls."""
+        return {key: value for key, value in self.__dict__.items() if not key.startswith(("_slots_of_", "_modes_of_"))}
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "training":
             CHANGES[0] += 1

@@ -8,7 +8,7 @@ or return it. A list or dict that leaves the region has no other reference insid
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,9 +169,16 @@ class _Division:
 
 
 def _trimmed(nodes: list[Node]) -> list[Node]:
-    """Return the nodes from the first to the last that compute with tensors."""
-    places = [place for place, node in enumerate(nodes) if _computes_with_tensors(node)]
-    return nodes[places[0] : places[-1] + 1]
+    """Return the nodes up to the last that computes with tensors, from the first that these need."""
+    last = max(place for place, node in enumerate(nodes) if _computes_with_tensors(node))
+    first = 0
+    while not _computes_with_tensors(nodes[first]) and not _is_read(nodes[first], nodes[first + 1 : last + 1]):
+        first += 1
+    return nodes[first : last + 1]
+
+
+def _is_read(node: Node, others: Sequence[Node]) -> bool:
+    return any(value in node.outputs for other in others for value in values_read(other))
 
 
 def values_read(node: Node) -> Iterator[Value]:
@@ -198,7 +205,7 @@ def _computes_with_tensors(node: Node) -> bool:
         _holds_tensors(value.type)
         for inner in _with_inner(node)
         for value in [*inner.inputs, *inner.outputs]
-        if inner.op not in _LANGUAGE
+        if inner.op not in _LANGUAGE or inner.op == "prim::tolist"
     )
 
 

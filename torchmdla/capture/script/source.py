@@ -13,8 +13,9 @@ import torch
 from torchmdla import _C
 from torchmdla.capture.script import calls
 from torchmdla.capture.script.graph_text import make_graph
-from torchmdla.capture.script.inlining import CUSTOM, callee_of, class_of
-from torchmdla.capture.script.regions import Region, divide, schema_of, values_read
+from torchmdla.capture.script.inlining import callee_of, class_of
+from torchmdla.capture.script.nodes import WRITERS, attribute_of, identifier, slot_of
+from torchmdla.capture.script.regions import Region, divide, schema_of
 from torchmdla.capture.script.slots import CHANGES
 from torchmdla.script.ir import Block, Constant, Graph, Node, Program, Type, Value
 from torchmdla.script.numbers import wrap
@@ -66,6 +67,9 @@ class Source:
         self.constants = {**_constants(graph, context), **modes}
         self._mutated = _mutated(graph, context.program)
         self._weights: set[Value] = set()
+        self._slots: dict[Value, Node] = {}
+        self._read_slots: set[Value] = set()
+        self._bound: dict[str, tuple[str, list[Value]]] = {}  # name → region, and its last inputs
         self._write()
         self.text = "\n".join(self._lines) + "\n"
 
@@ -82,33 +86,38 @@ class Source:
     def _write(self) -> None:
         self.line(0, f"def function({', '.join(map(self.name, self.graph.inputs))}):")
         hoisted = list(self._hoisted())
-        in_slots = [node for node in hoisted if slot_of(_attribute_of(node), node, self.context.program)]
-        self._write_slots(in_slots)
+        in_slots = [node for node in hoisted if slot_of(attribute_of(node), node, self.context.program)]
+        if len(in_slots) >= _FEWEST_SLOTS:
+            self._slots = {node.outputs[0]: node for node in in_slots}
+        head, self._lines, places, self.places = self._lines, [], self.places, []
         for node in hoisted:
-            if node not in in_slots:
+            if node.outputs[0] not in self._slots:
                 self._node(node, 1)
-        skipped = set(map(id, hoisted))
-        self.block(self._without(self.graph, skipped), 1)
+        self.block(self._without(self.graph, set(map(id, hoisted))), 1)
         results = [self.expression(value) for value in self.graph.outputs]
         self.line(1, f"return {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}")
+        body, self._lines, body_places, self.places = self._lines, head, self.places, places
+        if self._slots:
+            self._write_slots()
+        self._lines += body
+        self.places += body_places
 
-    def _write_slots(self, nodes: Sequence[Node]) -> None:
+    def _write_slots(self) -> None:
         """Write reads of parameters, buffers and submodules. The module has their values from the last call."""
-        if len(nodes) < _FEWEST_SLOTS:
-            for node in nodes:
-                self._node(node, 1)
-            return
         changes, module = self.variable("changes", CHANGES), self.name(self.graph.inputs[0])
-        key = f"{module}.__dict__[{'_slots_of_' + self.graph.name!r}]"
+        key = repr(f"_slots_of_{self.graph.name}")
         known = self.new_name("known")
-        self.line(1, f"{known} = {module}.__dict__.get({'_slots_of_' + self.graph.name!r})")
+        read = [self.name(value) for value in self._slots if value in self._read_slots]
+        names = "".join(f", {name}" for name in [*read, *self._bound])
+        self.line(1, f"{known} = {module}.__dict__.get({key})")
         self.line(1, f"if {known} is None or {known}[0] != {changes}[0]:")
-        for node in nodes:
+        for node in self._slots.values():
             self._node(node, 2)
-        names = ", ".join(self.name(node.outputs[0]) for node in nodes)
-        self.line(2, f"{key} = {changes}[0], {names}")
+        for name, (region, values) in self._bound.items():
+            self.line(2, f"{name} = {region}.bind({', '.join(map(self.expression, values))})")
+        self.line(2, f"{module}.__dict__[{key}] = {changes}[0]{names},")
         self.line(1, "else:")
-        self.line(2, f"_, {names} = {known}")
+        self.line(2, f"_{names or ','} = {known}")
 
     def line(self, depth: int, text: str, place: str = "") -> None:
         self._lines.append("    " * depth + text)
@@ -166,7 +175,7 @@ class Source:
     # --- nodes -------------------------------------------------------------------------------------
 
     def _node(self, node: Node, depth: int) -> None:
-        writer = _WRITERS.get(node.op) or _WRITERS.get(node.kind)
+        writer = WRITERS.get(node.op) or WRITERS.get(node.kind)
         if writer is not None:
             writer(self, node, depth)
         else:
@@ -187,7 +196,7 @@ class Source:
             self.assign(node, self._call(node, operands), depth)
 
     def _call(self, node: Node, operands: list[str]) -> str:
-        function = self.variable(_identifier(node.op.replace("::", "_").replace(".", "_")), calls.function_of(node.op))
+        function = self.variable(identifier(node.op.replace("::", "_").replace(".", "_")), calls.function_of(node.op))
         if keywords := calls.keywords_of(node.op):
             first = len(operands) - len(keywords)
             named = [f"{name}={operand}" for name, operand in zip(keywords, operands[first:], strict=True)]
@@ -199,6 +208,7 @@ class Source:
         self.line(depth, f"{left} = {expression}" if left else expression, node.source)
 
     def _region(self, region: Region, depth: int) -> None:
+        region.inputs.sort(key=lambda value: value in self._slots)
         graph, constants = make_graph(region, self.constants)
         inputs = [*region.inputs, *constants]
         name = f"region{len(self.regions)}"
@@ -210,9 +220,18 @@ class Source:
         ]
         self.regions[name] = self.variables[name] = _C.ScriptRegion(graph, self.graph.name, weights)
         left = ", ".join(map(self.name, region.outputs))
-        call = f"{name}({', '.join(map(self.expression, inputs))})"
+        call = f"{name}({', '.join(self._operands(name, inputs))})"
         sources = dict.fromkeys(node.source for node in region.nodes if node.source)
         self.line(depth, f"{left} = {call}" if left else call, next(iter(sources), ""))
+
+    def _operands(self, region: str, inputs: list[Value]) -> Iterator[str]:
+        """Yield the operands of a region. The module has those that are parameters, and the constants after them."""
+        count = next((place for place, value in enumerate(inputs) if value in self._slots), len(inputs))
+        yield from map(self.expression, inputs[:count])
+        if count < len(inputs):
+            name = self.new_name("bound")
+            self._bound[name] = region, inputs[count:]
+            yield name
 
     def _with(self, enter: Node, inside: list[Node | Region], depth: int) -> None:
         manager = self.expression(enter.inputs[0])
@@ -232,7 +251,7 @@ class Source:
 
     def name(self, value: Value) -> str:
         if value not in self._names:
-            self._names[value] = self.new_name(_identifier(value.name.replace(".", "_")))
+            self._names[value] = self.new_name(identifier(value.name.replace(".", "_")))
         return self._names[value]
 
     def new_name(self, wanted: str) -> str:
@@ -245,6 +264,8 @@ class Source:
 
     def expression(self, value: Value) -> str:
         if value not in self.constants:
+            if value in self._slots:
+                self._read_slots.add(value)
             return self.name(value)
         constant = self.constants[value]
         if constant is None or type(constant) in (bool, int, str) or _is_finite(constant):
@@ -264,10 +285,6 @@ class Source:
 
 def _is_finite(value: Any) -> bool:
     return type(value) is float and math.isfinite(value)
-
-
-def _identifier(text: str) -> str:
-    return text if text.isidentifier() else "v" + "".join(c if c.isalnum() and c.isascii() else "_" for c in text)
 
 
 def _constants(graph: Graph, context: Context) -> dict[Value, Any]:
@@ -332,192 +349,5 @@ def _written(nodes: Sequence[Node]) -> Iterator[Value]:
             yield from _written(block.nodes)
 
 
-# --- nodes of the language -------------------------------------------------------------------------
-
-
-def _write_list(source: Source, node: Node, depth: int) -> None:
-    source.assign(node, f"[{', '.join(map(source.expression, node.inputs))}]", depth)
-
-
-def _write_tuple(source: Source, node: Node, depth: int) -> None:
-    operands = ", ".join(map(source.expression, node.inputs))
-    type_ = node.outputs[0].type
-    if type_.kind == "NamedTuple":
-        class_ = source.variable(_identifier(type_.name.rpartition(".")[2]), source.context.python_class(type_))
-        source.assign(node, f"{class_}({operands})", depth)
-    else:
-        source.assign(node, f"({operands}{',' if len(node.inputs) == 1 else ''})", depth)
-
-
-def _write_dict(source: Source, node: Node, depth: int) -> None:
-    operands = [source.expression(value) for value in node.inputs]
-    pairs = ", ".join(f"{key}: {value}" for key, value in zip(operands[::2], operands[1::2], strict=True))
-    source.assign(node, f"{{{pairs}}}", depth)
-
-
-def _write_unpacking(source: Source, node: Node, depth: int) -> None:
-    operand = source.expression(node.inputs[0])
-    if node.kind == "prim::ListUnpack":
-        operand = f"{source.variable('unpack', _unpack)}({operand}, {len(node.outputs)})"
-    if node.outputs:
-        left = ", ".join(map(source.name, node.outputs)) + ("," if len(node.outputs) == 1 else "")
-        source.line(depth, f"{left} = {operand}", node.source)
-
-
-def _unpack(values: list[Any], count: int) -> list[Any]:
-    if len(values) != count:
-        raise RuntimeError(f"Expected {count} elements in a list but found {len(values)}")
-    return values
-
-
-def _write_slice(source: Source, node: Node, depth: int) -> None:
-    begin, end = node.attributes["beg"], node.attributes["end"]
-    source.assign(node, f"{source.expression(node.inputs[0])}[{begin}:{end}]", depth)
-
-
-def _attribute_of(node: Node) -> str:
-    return str(node.attributes["name"])
-
-
-def slot_of(name: str, node: Node, program: Program) -> str:
-    """Return the dict of a module that has the attribute, or an empty string."""
-    class_ = class_of(node.inputs[0].type, program)
-    if class_ is None or not class_.is_module:
-        return ""
-    if name in class_.parameters:
-        return "_parameters"
-    if name in class_.buffers:
-        return "_buffers"
-    type_ = class_.attributes.get(name, Type("Any"))
-    inner = class_of(type_, program)
-    return "_modules" if type_.kind == "Interface" or (inner is not None and inner.is_module) else ""
-
-
-def _attribute(source: Source, node: Node) -> str:
-    """Return the expression of an attribute, as quick as its object allows."""
-    name = _attribute_of(node)
-    value = source.expression(node.inputs[0])
-    if slot := slot_of(name, node, source.context.program):
-        return f"{value}.{slot}[{name!r}]"
-    class_ = class_of(node.inputs[0].type, source.context.program)
-    is_module = class_ is not None and class_.is_module
-    # A module looks at every attribute that is set. Reading one is quick.
-    if name.isidentifier() and not keyword.iskeyword(name) and not (is_module and node.op == "prim::SetAttr"):
-        return f"{value}.{name}"
-    return f"{value}.__dict__[{name!r}]"
-
-
-def _write_get(source: Source, node: Node, depth: int) -> None:
-    source.assign(node, _attribute(source, node), depth)
-
-
-def _write_set(source: Source, node: Node, depth: int) -> None:
-    source.line(depth, f"{_attribute(source, node)} = {source.expression(node.inputs[1])}", node.source)
-    if node.attributes["name"] == "training":
-        source.line(depth, f"{source.variable('changes', CHANGES)}[0] += 1")
-
-
-def _write_method(source: Source, node: Node, depth: int) -> None:
-    value, *operands = map(source.expression, node.inputs)
-    prefix = "" if node.inputs[0].type.name.startswith(CUSTOM) else "_script_"
-    source.assign(node, f"{value}.{prefix}{node.attributes['name']}({', '.join(operands)})", depth)
-
-
-def _write_function(source: Source, node: Node, depth: int) -> None:
-    name = str(source.constants[node.inputs[0]])
-    function = source.variable(_identifier(name.rpartition(".")[2]), source.context.function(name))
-    source.assign(node, f"{function}({', '.join(map(source.expression, node.inputs[1:]))})", depth)
-
-
-def _write_object(source: Source, node: Node, depth: int) -> None:
-    type_ = node.outputs[0].type
-    class_ = source.variable(_identifier(type_.name.rpartition(".")[2]), source.context.python_class(type_))
-    source.assign(node, f"{class_}.__new__({class_})", depth)
-
-
-def _write_is_instance(source: Source, node: Node, depth: int) -> None:
-    test = source.variable("is_instance", source.context.is_instance)
-    types = source.variable("types", tuple(node.attributes["types"]), is_new=True)  # type: ignore[arg-type]
-    source.assign(node, f"{test}({source.expression(node.inputs[0])}, {types})", depth)
-
-
-def _write_fork(source: Source, node: Node, depth: int) -> None:
-    """Write a call of the forked graph. A block has no inputs: it becomes a graph with those that it reads."""
-    graph = node.attributes.get("Subgraph")
-    inputs = node.inputs
-    if graph is None:
-        block = node.blocks[0]
-        read = list(dict.fromkeys(values_read(node)))
-        free = [value for value in read if value not in source.constants]
-        constants = [
-            Node("prim::Constant", [], [value], {"value": source.constants[value]})
-            for value in read
-            if value in source.constants
-        ]
-        graph = Graph(free, [*constants, *block.nodes], block.outputs, f"{source.graph.name}.fork")
-        inputs = [*node.inputs, *free]
-    fork = source.variable("fork", source.context.fork)
-    name = source.variable("forked", graph, is_new=True)
-    source.assign(node, f"{fork}({name}, [{', '.join(map(source.expression, inputs))}])", depth)
-
-
-def _write_if(source: Source, node: Node, depth: int) -> None:
-    source.line(depth, f"if {source.expression(node.inputs[0])}:", node.source)
-    for number, block in enumerate(node.blocks):
-        if number and not (block.nodes or block.outputs):
-            break
-        if number:
-            source.line(depth, "else:")
-        source.filled(lambda block=block: _write_branch(source, node, block, depth + 1), depth + 1)  # type: ignore[misc]
-
-
-def _write_branch(source: Source, node: Node, block: Block, depth: int) -> None:
-    source.block(block, depth)
-    source.move(node.outputs, block.outputs, depth)
-
-
-def _write_body(source: Source, block: Block, depth: int) -> None:
-    source.block(block, depth)
-    source.move(block.inputs[1:], block.outputs[1:], depth)
-
-
-def _write_loop(source: Source, node: Node, depth: int) -> None:
-    block = node.blocks[0]
-    number, *carried = block.inputs
-    most, first, *initial = node.inputs
-    following, *results = block.outputs
-    source.move(carried, initial, depth)
-    if source.constants.get(first) is True and source.constants.get(following) is True:
-        source.line(depth, f"for {source.name(number)} in range({source.expression(most)}):", node.source)
-        source.filled(lambda: _write_body(source, block, depth + 1), depth + 1)
-    else:
-        condition = source.new_name("condition")
-        source.line(depth, f"{condition} = {source.expression(first)}", node.source)
-        source.line(depth, f"{source.name(number)} = 0")
-        source.line(depth, f"while {condition} and {source.name(number)} < {source.expression(most)}:", node.source)
-        source.block(block, depth + 1)
-        source.line(depth + 1, f"{condition} = {source.expression(following)}")
-        source.move(carried, results, depth + 1)
-        source.line(depth + 1, f"{source.name(number)} += 1")
-    source.move(node.outputs, carried, depth)
-
-
+# Operators on integers that wrap around.
 _WRAPPED = {"aten::add.int": "+", "aten::sub.int": "-", "aten::mul.int": "*"}
-
-_WRITERS: Mapping[str, Callable[[Source, Node, int], None]] = {
-    "prim::ListConstruct": _write_list,
-    "prim::TupleConstruct": _write_tuple,
-    "prim::DictConstruct": _write_dict,
-    "prim::TupleUnpack": _write_unpacking,
-    "prim::ListUnpack": _write_unpacking,
-    "prim::TupleSlice": _write_slice,
-    "prim::GetAttr": _write_get,
-    "prim::SetAttr": _write_set,
-    "prim::CallMethod": _write_method,
-    "prim::CallFunction": _write_function,
-    "prim::CreateObject": _write_object,
-    "prim::isinstance": _write_is_instance,
-    "prim::fork": _write_fork,
-    "prim::If": _write_if,
-    "prim::Loop": _write_loop,
-}
