@@ -30,9 +30,17 @@ class Steps(nn.Module):
         return y
 
 
+class Functions(nn.Module):
+    """Module of functions that libtorch computes on vectors."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x.sin() + y, torch.atan2(x, y), torch.pow(x.abs(), y), x.double().erf()
+
+
 # Modules, inputs, and the number of layers that sum.
 PROGRAMS: dict[str, tuple[nn.Module, tuple[Tensor, ...], int]] = {
     "control flow": (Steps(), (normal(7, 19),), 1),
+    "functions": (Functions(), (normal(37, 5), normal(37, 5)), 1),
     "matmul": (nn.Sequential(nn.Linear(65, 130), nn.GELU(), nn.Linear(130, 7)), (normal(9, 65),), 2),
     "convolution": (nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2)), (normal(2, 3, 18, 22),), 1),
     "norms": (nn.Sequential(nn.LayerNorm(48), nn.Linear(48, 48), nn.Softmax(-1)), (normal(5, 48),), 1),

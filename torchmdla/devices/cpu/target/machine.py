@@ -120,7 +120,8 @@ class Machine:
     @property
     def called_vector_bytes(self) -> int:
         """Return the size of the widest vector that library functions support; 0 if they support none."""
-        return self.vector_bytes if self.calls_vectors else 0
+        is_exported = self.vector_bytes > 16 or self.architecture == "aarch64"
+        return self.vector_bytes if self.calls_vectors and is_exported else 0
 
     @property
     def operation(self) -> float:

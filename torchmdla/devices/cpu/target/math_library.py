@@ -24,9 +24,9 @@ _NATIVE = frozenset(
     )
 )  # fmt: skip
 
-# Vectors that SLEEF has functions for, by the size of the target's widest vector in bytes. The functions on 128-bit
-# vectors are not exported on every platform.
-_SLEEF_VECTORS = {64: ("f32x16", "f32x8", "f64x8", "f64x4"), 32: ("f32x8", "f64x4")}
+# Vectors that SLEEF has functions for, by the size of the target's widest vector in bytes. PyTorch exports the
+# functions on 128-bit vectors on AArch64, and not on every x86-64 platform.
+_SLEEF_VECTORS = {64: ("f32x16", "f32x8", "f64x8", "f64x4"), 32: ("f32x8", "f64x4"), 16: ("f32x4", "f64x2")}
 
 
 # A float to an integer power. It becomes products if the power is a small constant, and a call of ``math.powf``
