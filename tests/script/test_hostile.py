@@ -134,6 +134,14 @@ PICKLES = {
     "key": (archive_of(data=pickle_of(b"}]Ns")), "a key of a dict"),
     "root": (archive_of(data=pickle_of(b"K\x01")), "the program is not an object"),
     "attributes": (archive_of(data=pickle_of(b"c__torch__\nM\n)\x81Nb")), "not a dict of strings"),
+    "missing": (archive_of(code_of("return x").replace(b"  def", b"  n : int\n  def")), "M.n: an attribute is missing"),
+    "type": (
+        archive_of(
+            code_of("return x").replace(b"  def", b"  n : List[Tuple[int, str]]\n  def"),
+            pickle_of(b"c__torch__\nM\n)\x81}X\x01\0\0\0n](K\x01K\x02\x86esb"),
+        ),
+        "M.n: an attribute is missing, or does not have its type",
+    ),
     "constants": (archive_of(constants=pickle_of(b"]")), "not a tuple"),
     "sizes": (with_storage(tensor_pickle(b"(K\x05t", b"(K\x01t")), "reaches outside of its storage"),
     "strides": (with_storage(tensor_pickle(b"(K\x02t", b"(K\x09t")), "reaches outside of its storage"),
@@ -177,6 +185,7 @@ FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda content: b"", "the file is empty"),
     "text": (lambda content: b"hello" * 100, "not an archive of torch.jit.save"),
     "pickle": (lambda content: b"\x80\x02" + bytes(100), "of torch.save in its old form"),
+    "no records": (lambda content: b"PK\5\6" + bytes(18), "does not have data.pkl"),
     "half": (lambda content: content[: len(content) // 2], "truncated"),
     "without the start": (lambda content: content[100:], "damaged|overlaps"),
     "sizes": (lambda content: patched(content, b"m/data.pkl", 20, bomb()), "overlaps"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,17 @@ def test_reading_does_not_need_torch(error: str, reason: str, tmp_path: Path) ->
     output = run_python(code, str(tmp_path / "model.pt"), OMP_NUM_THREADS="1").stdout
     assert "prim::Loop" in output
     assert f"torchmdla.compile needs PyTorch. torchmdla needs PyTorch, which {reason}: pip install" in output
+
+
+def test_methods_are_looked_up_by_several_threads(tmp_path: Path) -> None:
+    torch.jit.script(MODELS["resnet50"].small.build().eval()).save(tmp_path / "model.pt")  # type: ignore[union-attr]
+    program = torchmdla.read(tmp_path / "model.pt")
+    expected = str(torchmdla.read(tmp_path / "model.pt"))
+    barrier = threading.Barrier(4)
+
+    def look_up(_: int) -> str:
+        barrier.wait()
+        return str(program)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(look_up, range(4))) == {expected}

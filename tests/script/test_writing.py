@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from script_files.checking import check_written
+from script_files.checking import check_written, outcome
 from script_files.language import PROGRAMS
 
 import torchmdla
 from torchmdla.script.ir import Graph, Node, Object
+from torchmdla.testing.compare import assert_matches
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -55,6 +56,21 @@ def test_tensors_are_written_with_their_memory(tmp_path: Path) -> None:
     assert (module.second == 7.0).any(), "the buffers no longer share memory"
     with zipfile.ZipFile(written) as archive:
         assert not archive.testzip()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize")
+@pytest.mark.parametrize("name", ["containers", "objects", "mutation", "state", "enums", "quantised", "lstm"])
+def test_modules_of_the_own_reader_are_written_with_their_state(name: str, tmp_path: Path) -> None:
+    make, inputs = PROGRAMS[name]
+    torch.jit.script(make()).save(tmp_path / "model.pt")
+    modules = [torchmdla.load(tmp_path / "model.pt", reader="own"), torch.jit.load(tmp_path / "model.pt")]
+    for module in modules:
+        outcome(module, inputs)  # changes its state
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(2)
+    assert torchmdla.save(modules[0], tmp_path / "written.pt") is None
+    assert_matches(outcome(torch.jit.load(tmp_path / "written.pt"), inputs), outcome(modules[1], inputs))
 
 
 def test_extra_files_are_written(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 
 Each file is read in a process where PyTorch cannot be imported. With PyTorch, its graphs are compared with those of
 libtorch's importer. A file that ``torchmdla.save`` writes of it must compute the same. ``--shipped`` adds the files of
-packages in a folder.
+packages in a folder. ``--rows FILE`` collects the results of several runs, each of which may try some of the kinds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,13 @@ from script_files.kinds import KINDS, Sample, shipped
 COLUMNS = ("made", "read without torch", "equal graphs", "written again", "own reader")
 HEAD = """# Files of TorchScript
 
-`torchmdla.read` reads files of `torch.jit.save` by its own reader, without PyTorch. This table is of a run of
+`torchmdla.read` reads files of `torch.jit.save` by its own reader, without PyTorch. This table is of runs of
 
 ```
-PYTHONPATH=tests python -m script_files --table docs/files_of_torchscript.md
+PYTHONPATH=tests python -m script_files --every 7 --table docs/files_of_torchscript.md
 ```
+
+with torchvision, and the files that the package silero-vad ships in two versions (written for operators of version 3).
 
 A program is written to a file and read in a process where PyTorch cannot be imported. *Equal graphs* are equal to
 those of libtorch's importer up to the names of values. A file that is *written again* by `torchmdla.save` is loaded by
@@ -71,7 +73,8 @@ for line in sys.stdin:
 class Row:
     """Results of one file. An empty text is success; None means that it was not tried."""
 
-    sample: Sample
+    kind: str
+    name: str
     nodes: int = 0
     classes: int = 0
     results: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(COLUMNS))
@@ -97,46 +100,58 @@ class Reader:
 def main() -> int:
     options = parse_options()
     warnings.simplefilter("ignore")
-    samples = [sample for kind in options.kind for sample in islice(KINDS[kind](), None, None, options.every)]
+    steps = {"programs": options.every}
+    samples = [sample for kind in options.kind for sample in islice(KINDS[kind](), None, None, steps.get(kind, 1))]
     samples += shipped(options.shipped)
-    reader, rows = Reader(), []
+    reader, rows = Reader(), read_rows(options.rows)
     with tempfile.TemporaryDirectory() as folder:
         for sample in samples:
-            row = Row(sample)
-            try_sample(row, Path(folder), reader)
-            rows.append(row)
+            row = Row(sample.kind, sample.name)
+            try_sample(sample, row, Path(folder), reader)
+            rows[row.kind, row.name] = row
+            if options.rows:
+                with options.rows.open("a") as file:
+                    file.write(f"{json.dumps(asdict(row))}\n")
             failed = {name: text for name, text in row.results.items() if text}
             if options.verbose or (failed and "made" not in failed):
                 print(sample.kind, sample.name, row.nodes, row.classes, failed or "equal", sep=" | ", flush=True)
-    text = table_of(rows)
+    text = table_of(rows.values())
     print(text)
     if options.table:
         options.table.write_text(f"{HEAD}\n{text}")
-    return int(any(row.results[name] for row in rows for name in COLUMNS[2:]))
+    return int(any(row.results[name] for row in rows.values() for name in COLUMNS[2:]))
+
+
+def read_rows(file: Path | None) -> dict[tuple[str, str], Row]:
+    """Return the results of earlier runs."""
+    lines = file.read_text().splitlines() if file and file.exists() else []
+    rows = [Row(**json.loads(line)) for line in lines]
+    return {(row.kind, row.name): row for row in rows}
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--kind", nargs="+", default=list(KINDS), choices=list(KINDS), help="default: all")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth program of a kind")
+    parser.add_argument("--kind", nargs="*", default=list(KINDS), choices=list(KINDS), help="default: all")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth of torchmdla's programs")
     parser.add_argument("--shipped", nargs="+", type=Path, default=[], metavar="FOLDER", help="folders of packages")
+    parser.add_argument("--rows", type=Path, help="add the results to this file, and read those in it")
     parser.add_argument("--table", type=Path, help="write the table to this file")
     parser.add_argument("--verbose", action="store_true", help="print each file")
     return parser.parse_args()
 
 
-def try_sample(row: Row, folder: Path, reader: Reader) -> None:
+def try_sample(sample: Sample, row: Row, folder: Path, reader: Reader) -> None:
     """Fill a row."""
     path, written = folder / "model.pt", folder / "written.pt"
     inputs: Any = None
-    if row.sample.shipped:
-        path = row.sample.shipped
+    if sample.shipped:
+        path = sample.shipped
     else:
-        assert row.sample.make
+        assert sample.make
         try:
             torch.manual_seed(0)
             with torch.random.fork_rng():
-                program, inputs = row.sample.make()
+                program, inputs = sample.make()
             program.save(str(path))
             torch.jit.load(path)
         except Exception as error:  # PyTorch does not support the program
@@ -172,7 +187,7 @@ def table_of(rows: Iterable[Row]) -> str:
     """Return the counts of all kinds, and the programs that failed, as Markdown."""
     kinds: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        kinds[row.sample.kind].append(row)
+        kinds[row.kind].append(row)
     lines = [f"| kind | {' | '.join(COLUMNS)} | nodes | classes |", f"|---{'|---:' * (len(COLUMNS) + 2)}|"]
     lines += [line_of(kind, kinds[kind]) for kind in kinds]
     lines.append(line_of("all", list(rows)))
@@ -194,7 +209,7 @@ def failures_of(rows: Iterable[Row]) -> Iterator[str]:
         yield "|---|---|---|---|"
     for row, name in failed:
         construct = str(row.results[name]).replace("|", "\\|")
-        yield f"| {row.sample.kind} | {row.sample.name} | {name} | `{construct}` |"
+        yield f"| {row.kind} | {row.name} | {name} | `{construct}` |"
 
 
 if __name__ == "__main__":

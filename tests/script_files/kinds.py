@@ -130,7 +130,7 @@ def shipped(folders: Sequence[Path]) -> Iterator[Sample]:
     """Return the files of TorchScript in folders of packages."""
     for folder in folders:
         for path in sorted(path for path in folder.rglob("*") if path.suffix in (".pt", ".jit", ".ts")):
-            yield Sample("files of packages", str(path.relative_to(folder)), shipped=path)
+            yield Sample("files of packages", str(path.relative_to(folder.parent)), shipped=path)
 
 
 KINDS: Mapping[str, Callable[[], Iterator[Sample]]] = {

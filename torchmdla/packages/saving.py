@@ -22,6 +22,7 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.packages.compiling import compile_programs, reload_and_call, retarget
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
 from torchmdla.packages.signing import SIGNATURE, signature_of
+from torchmdla.packages.snapshot import Snapshot
 from torchmdla.packages.specialisation import PackedWeight, Specialisation, TargetCode
 from torchmdla.packages.weights import Weights, run_packs
 from torchmdla.script.ir import Program
@@ -72,8 +73,8 @@ def save(
 
     Args:
         model: an ``nn.Module`` or function, which is traced with the first of the inputs, a TorchScript program, or a
-            ``torch.export.ExportedProgram``. A program of :func:`torchmdla.read` is written without
-            compiled code, unless inputs are given.
+            ``torch.export.ExportedProgram``. A program of :func:`torchmdla.read`, and a module
+            of :func:`torchmdla.load` by the own reader, are written without compiled code, unless inputs are given.
         file: the path to write to. An existing file is replaced once the package is complete.
         inputs: for each call a tuple of its positional arguments, or its only argument. The default for an exported
             program is its own example inputs.
@@ -101,9 +102,9 @@ def save(
     """
     key = None if sign is None else SigningKey(sign)
     calls = [call if isinstance(call, tuple) else (call,) for call in inputs]
-    if isinstance(model, Program):
+    if isinstance(model, Program) or hasattr(model, "_script_class"):
         if not calls:
-            write(model, file, extra=extra)
+            _write(model, file, extra)
             return None
         model = _as_torchscript(model)
     program: _Script | _Exported
@@ -124,11 +125,20 @@ def save(
     return replace(info_of(content[INDEX]), signer="" if key is None else key.number)
 
 
-def _as_torchscript(program: Program) -> Any:
-    """Return a program of :func:`torchmdla.read` as PyTorch's module."""
+def _write(model: Any, file: str | os.PathLike[str], extra: Mapping[str, bytes] | None = None) -> None:
+    """Write a program of ``read``, or a module of ``load(…, reader="own")`` with its present state."""
+    if isinstance(model, Program):
+        write(model, file, extra=extra)
+    else:
+        snapshot = Snapshot(model)
+        write(snapshot.program, file, snapshot.read_storage, extra)
+
+
+def _as_torchscript(model: Any) -> Any:
+    """Return a program of ``read``, or a module of ``load(…, reader="own")``, as PyTorch's module."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "program.pt")
-        write(program, path)
+        _write(model, path)
         return torch.jit.load(path)
 
 

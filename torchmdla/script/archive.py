@@ -1,23 +1,22 @@
-"""Reader of the zip archives of TorchScript. It reads the directory itself, because tensors are mapped from the file.
+"""Reader of the zip archives of TorchScript. It reads the directory itself, to know the places of tensors in the file.
 
 An archive may be hostile. Names, places and sizes of records are checked before anything is read from them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 import re
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchmdla.errors import ReadError
 
-# Most bytes of code and pickles that one archive may contain, decompressed.
-_TEXT_LIMIT = 1 << 28
+# Most bytes of code and pickles that one archive may contain, decompressed, and of its directory.
+_TEXT_LIMIT, _DIRECTORY_LIMIT = 1 << 28, 1 << 26
 
 _END, _END_64, _LOCATOR_64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY, _HEADER = b"PK\x01\x02", b"PK\x03\x04"
@@ -45,7 +44,7 @@ class Entry:
 
 
 class Archive:
-    """Archive in a file, which is mapped. Records have names without the archive's folder.
+    """Archive in a file, which stays open. Records have names without the archive's folder.
 
     Raises:
         ReadError: the file is not a zip archive, or the archive is damaged.
@@ -54,16 +53,20 @@ class Archive:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        with open(self.path, "rb") as file:
-            self.file_size = os.fstat(file.fileno()).st_size
-            if not self.file_size:
-                raise self.error("the file is empty")
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = open(self.path, "rb")  # noqa: SIM115 (it is read from later)
+        self._lock = threading.Lock()
+        self.file_size = os.fstat(self._file.fileno()).st_size
+        if not self.file_size:
+            raise self.error("the file is empty")
         self._text_read = 0
         try:
             self._entries = self._read_directory()
         except struct.error as error:
             raise self.error("the archive's directory is damaged") from error
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
 
     def error(self, reason: str, record: str = "", line: int = 0, construct: str = "") -> ReadError:
         """Return an error of this file."""
@@ -75,10 +78,11 @@ class Archive:
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
-    def close(self) -> None:
-        """Unmap the file."""
-        with contextlib.suppress(BufferError):
-            self._data.close()
+    def _bytes(self, start: int, count: int) -> bytes:
+        """Return bytes of the file, fewer at its end."""
+        with self._lock:
+            self._file.seek(min(start, self.file_size))
+            return self._file.read(count)
 
     def place(self, name: str) -> tuple[int, int]:
         """Return the position and the size of a record that is stored without compression.
@@ -102,7 +106,7 @@ class Archive:
         if self._text_read > _TEXT_LIMIT:
             raise self.error(f"the archive has more than {_TEXT_LIMIT >> 20} MiB of code and pickles", name)
         start = self._start_of_data(entry)
-        content = self._data[start : start + entry.stored]
+        content = self._bytes(start, entry.stored)
         if entry.method == _DEFLATED:
             content = self._decompress(entry, content)
         if len(content) != entry.size or zlib.crc32(content) != entry.crc:
@@ -122,7 +126,7 @@ class Archive:
         return self._entries[name]
 
     def _start_of_data(self, entry: Entry) -> int:
-        header = self._data[entry.start : entry.start + 30]
+        header = self._bytes(entry.start, 30)
         if len(header) < 30 or header[:4] != _HEADER:
             raise self.error("the record's header is damaged", entry.name)
         name_size, extra_size = struct.unpack_from("<HH", header, 26)
@@ -133,54 +137,58 @@ class Archive:
 
     def _read_directory(self) -> dict[str, Entry]:
         start, size, count = self._find_directory()
-        if start + size > self.file_size or count * 46 > size:
+        if start + size > self.file_size or count * 46 > size or size > _DIRECTORY_LIMIT:
             raise self.error("the archive's directory reaches outside of the file. The file is truncated")
-        entries, position = [], start
+        directory = self._bytes(start, size)
+        entries, position = [], 0
         for _ in range(count):
-            entry, position = self._read_entry(position, start + size)
+            entry, position = self._read_entry(directory, position)
             entries.append(entry)
         return self._with_ends(entries, start)
 
     def _find_directory(self) -> tuple[int, int, int]:
         """Return the place and the size of the directory, and the number of records."""
-        end = self._data.rfind(_END, max(0, self.file_size - 22 - 0xFFFF))
+        tail_start = max(0, self.file_size - 22 - 0xFFFF - 20)
+        tail = self._bytes(tail_start, self.file_size - tail_start)
+        end = tail.rfind(_END)
         if end < 0:
             raise self._not_an_archive()
-        disk, first_disk, _, count, size, start = struct.unpack_from("<HHHHII", self._data, end + 4)
+        disk, first_disk, _, count, size, start = struct.unpack_from("<HHHHII", tail, end + 4)
         locator = end - 20
-        if locator >= 0 and self._data[locator : locator + 4] == _LOCATOR_64:
-            (end_64,) = struct.unpack_from("<Q", self._data, locator + 8)
-            if self._data[end_64 : end_64 + 4] != _END_64:
+        if locator >= 0 and tail[locator : locator + 4] == _LOCATOR_64:
+            (end_64,) = struct.unpack_from("<Q", tail, locator + 8)
+            record = self._bytes(end_64, 56)
+            if record[:4] != _END_64:
                 raise self.error("the archive's directory is damaged")
-            disk, first_disk, _, count, size, start = struct.unpack_from("<IIQQQQ", self._data, end_64 + 16)
+            disk, first_disk, _, count, size, start = struct.unpack_from("<IIQQQQ", record, 16)
         if disk or first_disk:
             raise self.error("the archive has several parts")
         return start, size, count
 
     def _not_an_archive(self) -> ReadError:
-        if self._data[:2] == b"\x80\x02":
+        if self._bytes(0, 2) == b"\x80\x02":
             return self.error("the file is of torch.save in its old form. torchmdla.read needs one of torch.jit.save")
         return self.error("the file is not an archive of torch.jit.save, or it is truncated")
 
-    def _read_entry(self, position: int, end: int) -> tuple[Entry, int]:
-        if position + 46 > end or self._data[position : position + 4] != _ENTRY:
+    def _read_entry(self, directory: bytes, position: int) -> tuple[Entry, int]:
+        if directory[position : position + 4] != _ENTRY:
             raise self.error("the archive's directory is damaged")
         flags, method, _, crc, stored, size, name_size, extra_size, comment_size = struct.unpack_from(
-            "<HHIIIIHHH", self._data, position + 8
+            "<HHIIIIHHH", directory, position + 8
         )
-        (start,) = struct.unpack_from("<I", self._data, position + 42)
+        (start,) = struct.unpack_from("<I", directory, position + 42)
         behind = position + 46 + name_size + extra_size + comment_size
-        if behind > end:
+        if behind > len(directory):
             raise self.error("the archive's directory is damaged")
         try:
-            name = self._data[position + 46 : position + 46 + name_size].decode()
+            name = directory[position + 46 : position + 46 + name_size].decode()
         except UnicodeDecodeError as error:
             raise self.error("the name of a record is not UTF-8") from error
         if _UNSAFE_NAME.search(name):
             raise self.error("the record's name leaves the archive", name)
         if flags & _ENCRYPTED or method not in (_STORED, _DEFLATED):
             raise self.error("the record is encrypted, or compressed in a way that PyTorch does not read", name)
-        extra = self._data[position + 46 + name_size : position + 46 + name_size + extra_size]
+        extra = directory[position + 46 + name_size : position + 46 + name_size + extra_size]
         size, stored, start = self._sizes_64(name, extra, (size, stored, start))
         if method == _STORED and size != stored:
             raise self.error("the record's sizes differ", name)
@@ -203,10 +211,10 @@ class Archive:
     def _with_ends(self, entries: list[Entry], directory: int) -> dict[str, Entry]:
         """Return the records of the archive's folder by name, after a check that none overlaps another."""
         entries = sorted(entries, key=lambda entry: entry.start)
-        ends = [*(entry.start for entry in entries[1:]), directory]
+        ends = [*(entry.start for entry in entries), directory]
         folder = entries[0].name.partition("/")[0] + "/" if entries else ""
         records: dict[str, Entry] = {}
-        for entry, end in zip(entries, ends, strict=True):
+        for entry, end in zip(entries, ends[1:], strict=True):
             if entry.start + 30 + len(entry.name.encode()) + entry.stored > end:
                 raise self.error("the record overlaps the next", entry.name)
             if not entry.name.startswith(folder):

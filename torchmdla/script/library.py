@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from torchmdla.script import schemas
@@ -23,16 +25,22 @@ class Lazy(MutableMapping[str, Any]):
     Args:
         names: a function that returns all names, in order.
         compute: a function that returns the value of a name, or raises KeyError.
+        lock: the lock for computations.
     """
 
-    def __init__(self, names: Callable[[], Sequence[str]], compute: Callable[[str], Any]) -> None:
+    def __init__(
+        self, names: Callable[[], Sequence[str]], compute: Callable[[str], Any], lock: AbstractContextManager[Any]
+    ) -> None:
         self._names = names
         self._compute = compute
+        self._lock = lock
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
-            self._values[name] = self._compute(name)
+            with self._lock:
+                if name not in self._values:
+                    self._values[name] = self._compute(name)
         return self._values[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -73,8 +81,15 @@ class Library:
         self._methods: dict[str, dict[str, Source]] = {}
         self._signatures: dict[tuple[str, bool], Schema] = {}
         self._pending: set[str] = set()
-        self.functions: MutableMapping[str, Graph] = Lazy(lambda: self._names(is_class=False), self._compile_function)
-        self.classes: MutableMapping[str, Class] = Lazy(lambda: self._names(is_class=True), self._known_class)
+        # Methods are looked up by several threads.
+        self._lock = threading.RLock()
+        self.functions: MutableMapping[str, Graph] = self._lazy(
+            lambda: self._names(is_class=False), self._compile_function
+        )
+        self.classes: MutableMapping[str, Class] = self._lazy(lambda: self._names(is_class=True), self._known_class)
+
+    def _lazy(self, names: Callable[[], Sequence[str]], compute: Callable[[str], Any]) -> Lazy:
+        return Lazy(names, compute, self._lock)
 
     # What the unpickler asks
 
@@ -100,6 +115,10 @@ class Library:
             if isinstance(member, EnumValue) and type(member.value) is type(value) and member.value == value:
                 return member
         raise self.archive.error(f"the enumeration does not have the value {value!r}", construct=name)
+
+    def defined(self, name: str) -> Class | None:
+        """Return a class of the archive; None for a class of PyTorch's C++ code."""
+        return None if name.startswith(CUSTOM_CLASSES) else self.class_of(name)
 
     # Classes
 
@@ -153,7 +172,9 @@ class Library:
         if kind == "NamedTuple":
             class_.type = Type(kind, tuple(class_.attributes.values()), name)
         if kind in ("Class", "Interface"):
-            class_.methods = Lazy(lambda: list(methods), lambda method: self._compile_method(class_, methods[method]))
+            class_.methods = self._lazy(
+                lambda: list(methods), lambda method: self._compile_method(class_, methods[method])
+            )
         return class_
 
     def _known_class(self, name: str) -> Class:

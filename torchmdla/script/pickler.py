@@ -28,9 +28,8 @@ class Pickler:
         storages: the storages of its tensors, in the order of their records.
     """
 
-    def __init__(self, classes: Mapping[str, Class], describe: Callable[[Any], StoredTensor | None]) -> None:
+    def __init__(self, classes: Mapping[str, Class]) -> None:
         self._classes = classes
-        self._describe = describe
         self._parts: list[bytes] = [b"\x80\x02"]
         self._memo: dict[int, int] = {}
         self._retained: list[Any] = []
@@ -56,10 +55,7 @@ class Pickler:
             if isinstance(value, kinds):
                 write(self, value, type_)
                 return
-        tensor = self._describe(value)
-        if tensor is None:
-            raise ReadError(f"values of {type(value).__name__} cannot be written to a file", construct=str(type_))
-        self._tensor(tensor, type_)
+        raise ReadError(f"values of {type(value).__name__} cannot be written to a file", construct=str(type_))
 
     def _put(self, opcodes: bytes) -> None:
         self._parts.append(opcodes)

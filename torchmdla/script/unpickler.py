@@ -13,7 +13,8 @@ from typing import Any, NoReturn, Protocol
 
 from torchmdla.errors import ReadError
 from torchmdla.script.archive import Archive
-from torchmdla.script.ir import EnumValue, Object, Quantisation, Storage, StoredTensor
+from torchmdla.script.conformance import Conformance
+from torchmdla.script.ir import Class, EnumValue, Object, Quantisation, Storage, StoredTensor
 
 # Deepest nesting of containers and objects, and most values when shared containers are written out.
 _DEPTH_LIMIT, _EXPANDED_LIMIT = 500, 50_000_000
@@ -66,6 +67,9 @@ class Classes(Protocol):
     def enum_member(self, name: str, value: object) -> EnumValue:
         """Return the member of an enumeration that has this value."""
 
+    def defined(self, name: str) -> Class | None:
+        """Return a class of the archive; None for a class of PyTorch's C++ code."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Global:
@@ -103,6 +107,7 @@ class Unpickler:
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         self._storages: dict[str, Storage] = {}
+        self._objects: list[Object] = []
         self._data = b""
         self._position = 0
 
@@ -132,6 +137,10 @@ class Unpickler:
             self.fail("the pickle does not leave one value")
         result = self._stack.pop()
         self._check(result)
+        conformance = Conformance(self._classes.defined)
+        for value in self._objects:
+            if name := conformance.fault_of(value):
+                self.fail("an attribute is missing, or does not have its type", f"{value.class_name}.{name}")
         return result
 
     def fail(self, reason: str, construct: str = "") -> NoReturn:
@@ -266,13 +275,14 @@ class Unpickler:
         if kind != "Class":
             self.fail("the pickle calls a function that TorchScript does not call", name)
         if self._classes.has_set_state(name):
-            return Object(name, state=state)
+            return Object(name, state=state)  # the program checks it
         if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
             self.fail("the attributes of an object are not a dict of strings", name)
         for parameter in self._classes.parameters_of(name):
             if isinstance(tensor := state.get(parameter), StoredTensor):
                 state[parameter] = replace(tensor, is_parameter=True)
-        return Object(name, state)
+        self._objects.append(Object(name, state))
+        return self._objects[-1]
 
     def _tensor(self, arguments: Any) -> StoredTensor:
         # Later versions of PyTorch add the bits of conjugation and negation.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torchmdla.script.ir import Program, Storage, StoredTensor
+from torchmdla.script.ir import Program, Storage, Type
 from torchmdla.script.library import CUSTOM_CLASSES
 from torchmdla.script.pickler import Pickler
 from torchmdla.script.printing import Constants, print_class, print_function
@@ -21,16 +20,14 @@ _ALIGNMENT = 64
 _PADDING = b"FB"
 _CHUNK = 1 << 24
 
-# A tensor that is not in a file: its description, and its bytes by storage.
-Describe = Callable[[Any], StoredTensor | None]
-ReadStorage = Callable[[Storage], Iterator[bytes]]
+# Returns the bytes of a storage in parts, or None for a storage in the program's file.
+ReadStorage = Callable[[Storage], Iterator[bytes] | None]
 
 
 def write(
     program: Program,
     path: str | os.PathLike[str],
-    describe: Describe = lambda value: None,
-    read_storage: ReadStorage | None = None,
+    read_storage: ReadStorage = lambda storage: None,
     extra: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a program to a file of TorchScript. An existing file is replaced once the new one is complete.
@@ -38,8 +35,7 @@ def write(
     Args:
         program: the program.
         path: the file.
-        describe: returns the description of a tensor that is not stored in a file, and None for other values.
-        read_storage: returns the bytes of a storage in parts. The default reads the program's file.
+        read_storage: returns the bytes of a storage in parts, or None for a storage in the program's file.
         extra: further files of the archive (``extra/``), by name.
 
     Raises:
@@ -47,21 +43,18 @@ def write(
     """
     constants = Constants()
     code = _code(program, constants)
-    data = Pickler(program.classes, describe)
+    data = Pickler(program.classes)
     data.push(program.root)
-    table_ = Pickler(program.classes, describe)
-    table_._put(b"(")
-    for value, type_ in constants.values:
-        table_.push(value, type_)
-    table_._put(b"t")
+    table_ = Pickler(program.classes)
+    types = tuple(type_ for _, type_ in constants.values)
+    table_.push(tuple(value for value, _ in constants.values), Type("Tuple", types))
     version = max(program.version, table().newest_upgrade)  # the graphs have operators of this version
     with atomic_write(Path(path)) as temporary, temporary.open("wb") as file:
         archive = _Writer(file, Path(path).stem or "archive")
         for pickler, name in ((data, "data"), (table_, "constants")):
             archive.add(f"{name}.pkl", [pickler.finish()])
-            source = read_storage or _stored_bytes(program.path)
             for storage, number in pickler.storages.items():
-                archive.add(f"{name}/{number}", source(storage))
+                archive.add(f"{name}/{number}", read_storage(storage) or _stored_bytes(program.path, storage))
         for record, text in code.items():
             archive.add(record, [text.encode()], zipfile.ZIP_DEFLATED)
         for record, content in (extra or {}).items():
@@ -88,16 +81,12 @@ def _is_own(name: str) -> bool:
     return not name.startswith(CUSTOM_CLASSES)
 
 
-def _stored_bytes(path: str) -> ReadStorage:
-    def read(storage: Storage) -> Iterator[bytes]:
-        if not storage.size:
-            return
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            end = storage.offset + storage.size
-            for start in range(storage.offset, end, _CHUNK):
-                yield data[start : min(start + _CHUNK, end)]
-
-    return read
+def _stored_bytes(path: str, storage: Storage) -> Iterator[bytes]:
+    """Return the bytes of a storage in a file."""
+    with open(path, "rb") as file:
+        file.seek(storage.offset)
+        for start in range(0, storage.size, _CHUNK):
+            yield file.read(min(_CHUNK, storage.size - start))
 
 
 class _Writer:
