@@ -48,9 +48,10 @@ void set_sources(Block* block) {
     size_t line = 0;
     if (colon != std::string::npos)
       std::from_chars(place.data() + colon + 1, place.data() + place.size(), line);
-    const auto text = std::make_shared<torch::jit::Source>(
-        std::string(node->kind().toQualString()), place.substr(0, colon), line ? line - 1 : 0);
-    node->setSourceRange(torch::jit::SourceRange(text, 0, text->size()));
+    const auto text =
+        std::make_shared<torch::jit::Source>(std::string(node->kind().toQualString()) + "\n",
+                                             place.substr(0, colon), line ? line - 1 : 0);
+    node->setSourceRange(torch::jit::SourceRange(text, 0, text->size() - 1));
   }
 }
 

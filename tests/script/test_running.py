@@ -184,6 +184,41 @@ def test_own_reader_is_used_where_pytorch_has_none(tmp_path: Path, monkeypatch: 
     assert_matches(module(x()), scripted(x()))
 
 
+def test_own_reader_is_used_where_pytorchs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted = torch.jit.script(Shared())
+    scripted.save(tmp_path / "model.pt")
+    errors = ["torch.jit.load was removed. Use torch.export", "the file is damaged"]
+
+    def load(path: str, device: object) -> None:
+        raise RuntimeError(errors[0])
+
+    monkeypatch.setattr(torchmdla._C, "load_with_package", load)
+    assert_matches(torchmdla.load(tmp_path / "model.pt")(x()), scripted(x()))
+    with pytest.raises(RuntimeError, match="was removed"):
+        torchmdla.load(tmp_path / "model.pt", reader="libtorch")
+    del errors[0]
+    with pytest.raises(RuntimeError, match="damaged"):
+        torchmdla.load(tmp_path / "model.pt")
+
+
+class Mismatched(nn.Module):
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        z = y + 1
+        return z @ torch.ones(7, 2)
+
+
+def test_errors_of_operators_have_places(tmp_path: Path) -> None:
+    scripted, module = both(Mismatched)
+    with pytest.raises(RuntimeError) as expected:
+        scripted(x())
+    with pytest.raises(RuntimeError) as actual:
+        module(x())
+    first, *_, last = str(expected.value).rstrip().split("\n")
+    lines = str(actual.value).rstrip().split("\n")
+    assert (lines[0], lines[-1]) == (first, last)
+    assert any("test_running.py" in line and line.strip().startswith("File") for line in lines)
+
+
 def test_unknown_reader_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown reader 'mine'"):
         torchmdla.load(tmp_path / "model.pt", reader="mine")  # type: ignore[arg-type]

@@ -99,6 +99,13 @@ def check_reloading(results: dict[str, Any]) -> None:
                 assert is_time(phase) and phase["p50"] <= phase["p95"] <= phase["p99"] <= phase["max"]
 
 
+def check_own_reader(results: dict[str, Any]) -> None:
+    assert [row["program"] for row in results["loads_ms"]] == ["mlp"]
+    assert len(results["calls_us"]) == 5
+    for row in (*results["loads_ms"], *results["calls_us"]):
+        assert all(value > 0 for name, value in row.items() if name not in ("program", "MiB"))
+
+
 def check_roofline(results: dict[str, Any]) -> None:
     (row,) = results["rows"]
     assert row["model"] == "mlp"
@@ -281,6 +288,7 @@ def check_scaling_threads(results: dict[str, Any]) -> None:
         ("throughput", (), check_throughput),
         ("serving", (), check_serving),
         ("reloading", (), check_reloading),
+        ("own_reader", (), check_own_reader),
         ("roofline", (), check_roofline),
         ("scaling_threads", (), check_scaling_threads),
         ("roofline", ("--training", "mlp"), check_roofline),

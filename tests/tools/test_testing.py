@@ -411,7 +411,8 @@ def test_expected_failures_name_programs_and_ways() -> None:
 
 
 def test_ways() -> None:
-    assert variant_names("torchscript") == ["torchscript:trace", "torchscript:script", "torchscript:freeze"]
+    names = [f"torchscript:{name}" for name in ("trace", "script", "freeze", "own")]
+    assert variant_names("torchscript") == names
     assert variant_names("torchscript:script,export") == ["torchscript:script", "export:export"]
 
 

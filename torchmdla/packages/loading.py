@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,9 @@ from torchmdla.script.reading import read
 
 # Readers of TorchScript's archives.
 Reader = Literal["own", "libtorch"]
+
+# Errors of a PyTorch whose reader of TorchScript is an error.
+_REMOVED = re.compile(r"TorchScript.*(?:was|been|is) removed|no longer support|torch\.jit.*(?:was|been|is) removed")
 
 # The folder of extra files in TorchScript archives.
 _EXTRA = "extra/"
@@ -69,9 +73,14 @@ def load(
         compiled = torchmdla.compile(torch.export.load(path))
         weakref.finalize(compiled, lambda _: None, lifetime).atexit = False
         return compiled
-    if reader == "own" or (reader is None and not has_importer()):
+    if reader == "own" or (reader is None and not hasattr(torch._C, "import_ir_module")):
         return _load_own(path, map_location, map_weights or False)
-    module = _C.load_with_package(path, validate_map_location(map_location))
+    try:
+        module = _C.load_with_package(path, validate_map_location(map_location))
+    except (RuntimeError, NotImplementedError) as error:
+        if reader == "libtorch" or not _REMOVED.search(str(error)):
+            raise
+        return _load_own(path, map_location, map_weights or False)
     if map_weights is None:
         map_weights = any(name.startswith(f"{_EXTRA}{WEIGHTS}") for name in names)
     weights = _C.map_weights(module, path) if map_weights else None
@@ -80,11 +89,6 @@ def load(
         weights.drop_unwritten_pages()
     _C.return_freed_memory()
     return wrap_cpp_module(module)
-
-
-def has_importer() -> bool:
-    """Return whether this version of PyTorch reads TorchScript's archives."""
-    return hasattr(torch._C, "import_ir_module")
 
 
 def _load_own(path: str, map_location: Any, map_weights: bool) -> Any:

@@ -104,7 +104,9 @@ def make_module(program: Program, device: torch.device | None = None, map_weight
         map_weights: whether the tensors' memory is the mapped file.
     """
     loaded = LoadedProgram(program, Tensors(program.path, device, map_weights), ScriptProgramModule)
-    return loaded.constant(program.root)
+    root = loaded.constant(program.root)
+    loaded.forget_values()
+    return root
 
 
 def make_function(program: Program, graph: Graph) -> Callable[..., Any]:

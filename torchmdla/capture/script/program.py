@@ -141,6 +141,12 @@ class LoadedProgram:
             make(self, value)
         return self._constants[id(value)]
 
+    def forget_values(self) -> None:
+        """Forget the values that were made so far. They live as long as the objects that have them."""
+        self._constants.clear()
+        self._kept.clear()
+        self._tensors.forget()
+
     def _keep(self, value: Constant, result: Any) -> Any:
         self._constants[id(value)] = result
         return result

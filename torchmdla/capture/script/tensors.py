@@ -31,6 +31,11 @@ class Tensors:
         """Return a tensor, which may be a parameter."""
         return self._leaf(stored) if stored.is_parameter or stored.requires_grad else self._of_storage(stored)
 
+    def forget(self) -> None:
+        """Forget the memory that was read so far."""
+        self._storages.clear()
+        self._parameters.clear()
+
     def _leaf(self, stored: StoredTensor) -> torch.nn.Parameter:
         """Return a parameter. Modules and lists that share one in the file share it, so that it has one gradient."""
         key = stored.storage.record, stored.offset, stored.dtype, stored.shape, stored.strides
