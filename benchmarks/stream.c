@@ -1,5 +1,5 @@
 /* Calls the method "forward" of a model again and again on chunks of samples, as a program for audio does, and prints
- * the allocations of all calls behind the first ones, and the memory of the session:
+ * the allocations of all calls behind the first ones, the memory of the session, and the time of loading:
  *
  *     stream model.tmdla SAMPLES RATE CALLS FIRST [times.bin]
  *
@@ -72,9 +72,11 @@ int main(int argc, char **argv) {
   tmdla_model *model;
   tmdla_session *session;
   size_t method;
+  const int64_t begin = now();
   check(tmdla_load(argv[1], &options, &model));
   check(tmdla_find_method(model, "forward", &method));
   check(tmdla_session_create(model, &session));
+  const double load = (double)(now() - begin) / 1e6;
 
   const tmdla_tensor tensor = {samples, TMDLA_FLOAT32, 2, sizes, NULL};
   tmdla_value arguments[2] = {{0}};
@@ -101,7 +103,7 @@ int main(int argc, char **argv) {
     if (!file || fwrite(times, sizeof(int64_t), (size_t)calls, file) != (size_t)calls) return 1;
     fclose(file);
   }
-  printf("%ld allocations, %zu bytes\n", counted, tmdla_session_memory(session));
+  printf("%ld allocations, %zu bytes, loaded in %.3f ms\n", counted, tmdla_session_memory(session), load);
   tmdla_session_free(session);
   tmdla_free(model);
   free(times);

@@ -59,16 +59,18 @@ class Program:
 
     def __init__(self, program: Path, model: Path, rate: int) -> None:
         self._command = [str(program), str(model), str(SAMPLES[rate]), str(rate)]
-        self.first, self.load, self.allocations = 0.0, float("nan"), 0
+        self.first = self.load = float("inf")
+        self.allocations = 0
 
     def times(self, calls: int) -> np.ndarray[Any, Any]:
         file = Path(tempfile.mktemp(suffix=".bin"))
         done = subprocess.run(
             [*self._command, str(calls), "10", str(file)], stdout=subprocess.PIPE, text=True, check=True
         )
-        self.allocations += int(done.stdout.split()[0])
-        times = read_times(file)
-        self.first = min(self.first or float("inf"), times[0] / 1e6)
+        words, times = done.stdout.split(), read_times(file)
+        self.allocations += int(words[0])
+        self.load = min(self.load, float(words[-2]))
+        self.first = min(self.first, times[0] / 1e6)
         return times[10:]
 
     def end(self) -> None:
@@ -92,7 +94,7 @@ def main() -> int:
         options.rounds, options.calls = 1, 200
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
         model, program = Path(folder) / "silero.tmdla", Path(folder) / "stream"
-        export(options.data / "silero_vad.jit", model)
+        difference = export(options.data / "silero_vad.jit", model)
         build(program)
         script, onnx = options.data / "silero_vad.jit", options.data / "silero_vad.onnx"
         engines: dict[str, Process | Program] = {
@@ -109,21 +111,53 @@ def main() -> int:
         rows = [row(label, engine, np.concatenate(times[label]) / 1e3) for label, engine in engines.items()]
         for engine in engines.values():
             engine.end()
-    output.write_json(options.json, {"benchmark": "streaming", "rate": options.rate, "rows": rows})
+    output.write_json(
+        options.json, {"benchmark": "streaming", "rate": options.rate, "difference": difference, "rows": rows}
+    )
     show(rows)
+    print(f"largest difference from TorchScript in 1000 chunks: {difference:.1e}")
     return 0
 
 
-def export(script: Path, model: Path) -> None:
-    """Export the program in a process of its own, because only that one imports PyTorch."""
-    code = (
-        "import torch, torchmdla; x = torch.randn(1, 512); short = torch.randn(1, 256); "
-        f"calls = {{'forward': [(x, 16000), (short, 8000), (x, 16000)], 'reset_states': [()]}}; "
-        f"torchmdla.export_native(torch.jit.load({str(script)!r}).eval(), calls, {str(model)!r})"
+def export(script: Path, model: Path) -> float:
+    """Export the program in a process of its own, because only that one imports PyTorch.
+
+    Return the largest difference from TorchScript on a stream.
+    """
+    path = os.pathsep.join([str(HARNESS.parent), str(ROOT)])
+    code = f"import streaming; print(streaming.write_model({str(script)!r}, {str(model)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True
-    )
+    return float(done.stdout.splitlines()[-1])
+
+
+def write_model(script: str, path: str, chunks: int = 500) -> float:
+    import torch
+
+    import torchmdla
+    import torchmdla_runtime
+
+    program = torch.jit.load(script).eval()
+    calls = [(torch.randn(1, SAMPLES[rate]), rate) for rate in (16000, 8000, 16000)]
+    torchmdla.export_native(program, {"forward": calls, "reset_states": [()]}, path)
+    session = torchmdla_runtime.Model(path, threads=1).session()
+    worst = 0.0
+    with torch.no_grad(), torchmdla.enabled(False):
+        for rate, size in SAMPLES.items():
+            program.reset_states(), session.reset_states()
+            for k in range(chunks):
+                # Tones and pauses, so that the probability rises and falls.
+                volume = 0.3 * max(0.0, float(np.sin(k / 25)))
+                samples = torch.sin(torch.arange(size) * (0.02 + 0.01 * (k // 100 % 7))) * volume
+                samples = samples[None] + 0.02 * torch.randn(1, size)
+                expected, result = program(samples, rate).item(), session(samples.numpy(), rate).item()
+                worst = max(worst, abs(expected - result))
+    return worst
 
 
 def build(program: Path) -> None:

@@ -311,6 +311,8 @@ private:
     if (!has_supported_outputs(node, *rule)) return Refusal::value_type;
     if (rule->kind == OpKind::item && !shape_tensors_.count(node->input(0)))
       return Refusal::value_type;
+    if (fusion_.joins_lone && rule->kind == OpKind::shape && takes_free_numbers(node))
+      return Refusal::value_type;
     if (follow_shape_tensors(node, shape_tensors_)) return OpKind::shape;
     // An element of a list of tensors is the same tensor.
     const bool picks_tensor = rule->kind == OpKind::shape && is_tensor(node->output(0));
@@ -319,6 +321,22 @@ private:
     // A view that the program writes through must remain a view of its base.
     if (kind == OpKind::view && aliases_.has_output_writers(node)) return Refusal::written_view;
     return kind;
+  }
+
+  // Return whether `node` computes numbers from other numbers than constants and those of this
+  // block's groups, such as sizes. Without PyTorch no code is compiled for their values in a call.
+  bool takes_free_numbers(const Node* node) const {
+    const auto is_number = [](const Value* value) {
+      return !is_tensor(value) && !is_tensor_list(value);
+    };
+    const auto all_are_numbers = [&](const auto& values) {
+      return std::all_of(values.begin(), values.end(), is_number);
+    };
+    return all_are_numbers(node->inputs()) && all_are_numbers(node->outputs()) &&
+           std::any_of(node->inputs().begin(), node->inputs().end(), [&](const Value* value) {
+             const auto* producer = value->node();
+             return !is_constant(producer) && !is_supported(producer) && !is_copied(producer);
+           });
   }
 
   // Return why the conditions of `node` keep it out of groups, or nullopt. A node that may have

@@ -295,7 +295,7 @@ private:
     check(count <= most_words, "a method is too long");
     const auto bytes = reader_.bytes(count * sizeof(uint32_t));
     std::vector<uint32_t> words(count);
-    std::memcpy(words.data(), bytes.data(), bytes.size());
+    if (count > 0) std::memcpy(words.data(), bytes.data(), bytes.size());
     return words;
   }
 

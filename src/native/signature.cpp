@@ -207,20 +207,33 @@ std::string signature_text(Inputs inputs) {
 }
 
 std::string signature_text(const Specialisation& specialisation) {
-  const auto& [numbers, places] = std::tie(specialisation.signature, specialisation.places);
+  const auto& numbers = specialisation.signature;
+  const auto is_symbol = [&](size_t place) {
+    return !specialisation.places.empty() && specialisation.places[place] != Specialisation::fixed;
+  };
   std::string text;
   for (size_t i = 0; i < numbers.size();) {
-    const auto rank = static_cast<size_t>(numbers[i] >> 16);
-    if ((numbers[i] & 0xff) != Tag::tensor || rank > numbers.size() - i - 2) {
-      // Numbers and lists are shown as they are in the signature.
-      text += (text.empty() ? "" : ", ") + std::to_string(numbers[i++]);
-      continue;
+    text += text.empty() ? "" : ", ";
+    const auto kind = numbers[i] & 0xff, dtype = numbers[i] >> 8 & 0xff;
+    const auto rank = static_cast<size_t>(numbers[i] >> 16), left = numbers.size() - i;
+    if (kind == Tag::tensor && left >= 2 && rank <= left - 2 && rank <= dimension_limit) {
+      Dimensions sizes;
+      for (size_t k = i + 2; k < i + 2 + rank; ++k)
+        sizes.push_back(is_symbol(k) ? -1 : numbers[k]);
+      text += tensor_text(dtype, sizes);
+      i += 2 + rank;
+    } else if ((kind == Tag::integer || kind == Tag::boolean) && left >= 2) {
+      text += is_symbol(i + 1)       ? "?"
+              : kind == Tag::integer ? std::to_string(numbers[i + 1])
+              : numbers[i + 1]       ? "True"
+                                     : "False";
+      i += 2;
+    } else if (kind == Tag::none || kind == Tag::floating) {
+      text += kind == Tag::none ? "None" : "float";
+      ++i;
+    } else {
+      return text + "…"; // lists and strings
     }
-    Dimensions sizes;
-    for (size_t k = i + 2; k < i + 2 + rank; ++k)
-      sizes.push_back(places.empty() || places[k] == Specialisation::fixed ? numbers[k] : -1);
-    text += (text.empty() ? "" : ", ") + tensor_text(numbers[i] >> 8 & 0xff, sizes);
-    i += 2 + rank;
   }
   return text;
 }

@@ -120,7 +120,8 @@ private:
     if (storage.is_none()) {
       const int64_t bytes[] = {static_cast<int64_t>(tensor.storage->bytes)}, steps[] = {1};
       storage = new_tensor(arena_, TMDLA_UINT8, bytes, steps);
-      std::memcpy(storage.tensor().data(), tensor.storage->data, tensor.storage->bytes);
+      if (bytes[0] > 0)
+        std::memcpy(storage.tensor().data(), tensor.storage->data, tensor.storage->bytes);
     }
     return native::view_of(arena_, storage.tensor(), tensor.dtype, tensor.sizes(), tensor.strides(),
                            tensor.offset);

@@ -40,7 +40,7 @@ def test_any_sizes(any_batch: Exported) -> None:
     for batch in (2, 3, 5, 31, 64):
         any_batch.check(model, spec.inputs(batch=batch))
     with pytest.raises(
-        WrongTensor, match=r"no code for inputs float32 1x32, but for float32 2x32; float32 5x32; float32 \?x32"
+        WrongTensor, match=r"no code .*for inputs float32 1x32, but for float32 2x32; float32 5x32; float32 \?x32"
     ):
         model(np.zeros((1, 32), np.float32))
 
@@ -129,7 +129,7 @@ def test_inputs_may_be_any_array(mlp: Exported) -> None:
     [
         ((), "the model has 1 inputs, and 0 are given"),
         ((np.zeros((4, 32)),), r"input 0 \(input\) is float32, and float64 is given"),
-        ((np.zeros((3, 32), np.float32),), "no code for inputs float32 3x32, but for float32 4x32"),
+        ((np.zeros((3, 32), np.float32),), r"no code .*for inputs float32 3x32, but for float32 4x32"),
         ((np.zeros((4, 32, 1), np.float32),), "has 2 dimensions, and 4x32x1 is given"),
     ],
 )

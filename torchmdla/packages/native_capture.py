@@ -224,7 +224,7 @@ def _match_groups(
             identity = _identity(original.g("Subgraph"), original.s("device"))
             if identity not in known:
                 known[identity] = len(groups)
-                groups.append(_group(original, node.source, of_same_code.get(identity, [])))
+                groups.append(_group(original, _source_of(node), of_same_code.get(identity, [])))
             numbers[node] = known[identity]
     return groups, numbers
 
@@ -234,6 +234,13 @@ def _identity(subgraph: Any, device: str) -> object:
     constants = (node.output().toIValue() for node in subgraph.nodes() if node.kind() == "prim::Constant")
     weights = tuple(value.data_ptr() for value in constants if isinstance(value, torch.Tensor))
     return _C.structure(subgraph, device, []), weights
+
+
+def _source_of(group: Node) -> str:
+    """Return the place of the first operator of a group."""
+    subgraph = group.attributes["Subgraph"]
+    assert isinstance(subgraph, Graph)
+    return next((node.source for node in subgraph.nodes if node.source and node.op != "prim::Constant"), group.source)
 
 
 def _group_nodes(block: Any) -> list[Any]:
