@@ -1,8 +1,8 @@
 ! Models of torchmdla in Fortran: the C interface in torchmdla/runtime.h, through iso_c_binding.
 !
-! The indices of a tensor are those of the Fortran array: element (i, j) of an array is element [i-1, j-1] of the tensor.
-! Sections such as a(1:10:2, :) are passed without a copy by this module. The runtime copies where its code needs the
-! order of C.
+! The indices of a tensor are those of the Fortran array: element (i, j) of an array is element [i-1, j-1] of the
+! tensor. Sections such as a(1:10:2, :) are passed without a copy by this module. The runtime copies where its code
+! needs the order of C.
 module torchmdla
   use, intrinsic :: iso_c_binding
   implicit none
@@ -31,8 +31,8 @@ module torchmdla
     integer(c_int64_t) :: payload
   end type
 
-  ! Argument of a method. A tensor refers to the caller's array, which must have the attribute target and exist until the
-  ! call returns.
+  ! Argument of a method. A tensor refers to the caller's array, which must have the attribute target and exist until
+  ! the call returns.
   type :: argument_t
     private
     integer(c_int32_t) :: kind = 0
@@ -133,8 +133,8 @@ module torchmdla
 
 contains
 
-  ! Load the model in a file. threads is 0 for one thread for each CPU. An error is returned in `error`, or ends the program
-  ! if that is absent.
+  ! Load the model in a file. threads is 0 for one thread for each CPU. An error is returned in `error`, or ends the
+  ! program if that is absent.
   subroutine load(self, path, threads, error)
     class(model_t), intent(inout) :: self
     character(*), intent(in) :: path
@@ -144,7 +144,9 @@ contains
 
     options = c_options(api_version, 0, 0)
     if (present(threads)) options%threads = threads
-    call check(tmdla_load(path // c_null_char, options, self%handle), error)
+    if (tmdla_load(path // c_null_char, options, self%handle) == 0) return
+    if (.not. present(error)) call stop_with_last_error()
+    error = last_error()
   end subroutine
 
   ! Free the model, after its sessions.
@@ -162,7 +164,9 @@ contains
     character(:), allocatable, intent(out), optional :: error
 
     self%model = model%handle
-    call check(tmdla_session_create(model%handle, self%handle), error)
+    if (tmdla_session_create(model%handle, self%handle) == 0) return
+    if (.not. present(error)) call stop_with_last_error()
+    error = last_error()
   end subroutine
 
   subroutine free_session(self)
@@ -195,20 +199,19 @@ contains
     end do
     status = tmdla_find_method(self%model, method // c_null_char, number)
     if (status == 0) status = tmdla_call(self%handle, number, values, size(arguments, kind=c_size_t), address)
-    call check(status, error)
-    if (status == 0) call c_f_pointer(address, result%content)
+    if (status == 0) then
+      call c_f_pointer(address, result%content)
+      return
+    end if
+    if (.not. present(error)) call stop_with_last_error()
+    error = last_error()
   end subroutine
 
-  subroutine check(status, error)
-    integer(c_int), intent(in) :: status
-    character(:), allocatable, intent(out), optional :: error
-
+  subroutine stop_with_last_error()
     character(:), allocatable :: reason
 
-    if (status == 0) return
     reason = last_error()
-    if (.not. present(error)) error stop reason
-    error = reason
+    error stop reason
   end subroutine
 
   function last_error() result(text)
@@ -343,8 +346,8 @@ contains
     to_real = transfer(self%content%payload, to_real)
   end function
 
-  ! Copy a tensor of float32: its sizes, and its elements in the order of C (the last index varies fastest). For a matrix,
-  ! transpose(reshape(values, [sizes(2), sizes(1)])) is the Fortran array.
+  ! Copy a tensor of float32: its sizes, and its elements in the order of C (the last index varies fastest). For a
+  ! matrix, transpose(reshape(values, [sizes(2), sizes(1)])) is the Fortran array.
   subroutine read_tensor(self, values, sizes)
     class(value_t), intent(in) :: self
     real(c_float), allocatable, intent(out) :: values(:)
