@@ -22,7 +22,6 @@ else:
     _missing = None
 
 from torchmdla.errors import CaptureError, CaptureWarning, CompileError, DeviceError, ReadError
-from torchmdla.script.reading import read
 from torchmdla.support.logs import set_from_environment as _set_logs
 from torchmdla.support.logs import set_logs
 from torchmdla.version import __version__
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from torchmdla.packages.native import export_native
     from torchmdla.packages.native_file import ModelInfo
     from torchmdla.reloading import ReloadingModel
+    from torchmdla.script.reading import read
 
 # Imported on first use: these modules load MLIR into the process, or only humans use them.
 _LAZY = {
@@ -62,6 +62,7 @@ _LAZY = {
     "export_native": "torchmdla.packages.native",
     "get_mlir": "torchmdla.mlir",
     "load": "torchmdla.packages",
+    "read": "torchmdla.script.reading",
     "require_signatures": "torchmdla.packages",
     "save": "torchmdla.packages",
 }
@@ -113,7 +114,7 @@ _set_logs()
 
 
 def __getattr__(name: str) -> Any:
-    if _missing is not None and name in __all__:
+    if _missing is not None and name in __all__ and name != "read":
         raise ImportError(f"torchmdla.{name} needs PyTorch. {_missing}", name="torch")
     if name in _LAZY_MODULES:
         return importlib.import_module(f"torchmdla.{name}")

@@ -19,7 +19,9 @@ def test_files_are_tried_and_counted(tmp_path: Path) -> None:
     module.save(tmp_path / "other.pt")
     records = records_of(tmp_path / "other.pt")
     code = next(name for name in records if name.endswith("functional.py"))
-    write_records(tmp_path / "other.pt", {**records, code: records[code].replace(b"torch.relu", b"torch.frobnicate")})
+    write_records(
+        tmp_path / "other.pt", {**records, code: records[code].replace(b"torch.relu_(", b"torch.frobnicate(")}
+    )
     (other,) = shipped([tmp_path])
     impossible = Sample("language of TorchScript", "impossible", lambda: (torch.jit.script(object()), ()))
     reader, rows = Reader(), []
