@@ -45,6 +45,15 @@ def test_all_operators_that_do_not_run_are_listed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_default_dtype_is_float32(tmp_path: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(CaptureError, match=r"the default dtype is torch\.float64, and the runtime"):
+            torchmdla.export_native(nn.Linear(4, 4).eval(), torch.zeros(2, 4), tmp_path / "model.tmdla")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_weights_must_be_constants(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="a module in eval mode"):
         torchmdla.export_native(nn.Linear(4, 4).train(), torch.zeros(2, 4), tmp_path / "model.tmdla")

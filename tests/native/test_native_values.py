@@ -13,6 +13,7 @@ from native_models import Exported, eager, export, flattened, tensors
 from torch import Tensor, nn
 
 import torchmdla
+import torchmdla_runtime
 from torchmdla.packages.native_file import info_of
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
@@ -185,6 +186,15 @@ def test_a_level_of_processors(tmp_path: Path) -> None:
     model.check(model.load())
     (target,) = info_of(model.path).targets
     assert target.startswith("x86-64-v3") and "avx2" in target and "avx512f" not in target
+
+
+def test_several_levels_of_processors(tmp_path: Path) -> None:
+    """The runtime takes the target with the most features; all share the weights that are not packed."""
+    spec = MODELS["mlp"].reduced()
+    path, module = tmp_path / "model.tmdla", spec.build().eval()
+    info = torchmdla.export_native(module, spec.inputs(), path, ["x86-64-v2", "native"])
+    assert [target.partition(":")[0] for target in info.targets] == ["native", "x86-64-v2"]
+    Exported(path, module, spec.inputs(), spec.layers).check(torchmdla_runtime.Model(path, threads=1))
 
 
 def test_scripts_and_numbers_of_threads(tmp_path: Path) -> None:

@@ -83,8 +83,11 @@ def frozen_program(model: Any, calls: Calls) -> Any:
 
     Raises:
         TypeError: ``model`` is not a program and cannot be converted to one.
-        CaptureError: the program does not have a method.
+        CaptureError: the program does not have a method, its module is in training mode, or the default dtype is not
+            float32.
     """
+    if torch.get_default_dtype() != torch.float32:
+        raise CaptureError(f"the default dtype is {torch.get_default_dtype()}, and the runtime's is torch.float32")
     scripted = api.as_torchscript(model, calls.get("forward", [()])[0])
     if not isinstance(scripted, torch.jit.ScriptModule):
         return scripted
