@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchmdla.capture.script.regions import schema_of
+from torchmdla.importer.schemas import find_schema
 from torchmdla.script.operators import OPERATORS, text_of
 
 # Expressions that have the operators' results. The operands are names or literals.
@@ -57,7 +57,7 @@ def function_of(op: str) -> Callable[..., Any]:
 
 def keywords_of(op: str) -> tuple[str, ...]:
     """Return the names of an operator's arguments that are keywords, which come last."""
-    if op in _FUNCTIONS or op in OPERATORS or (schema := schema_of(op)) is None:
+    if op in _FUNCTIONS or op in OPERATORS or (schema := find_schema(op)) is None:
         return ()
     return tuple(argument.name for argument in schema.arguments if argument.kwarg_only)
 

@@ -7,14 +7,11 @@ or return it. A list or dict that leaves the region has no other reference insid
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
 
 from torchmdla.capture.script.inlining import CUSTOM
+from torchmdla.importer.schemas import find_schema
 from torchmdla.script.ir import Block, Node, Type, Value
 
 
@@ -66,17 +63,6 @@ def is_portable(type_: Type) -> bool:
 def has_container(type_: Type) -> bool:
     """Return whether a value of the type is, or contains, a list or dict."""
     return type_.kind in _CONTAINERS or any(map(has_container, type_.arguments))
-
-
-@functools.cache
-def schema_of(op: str) -> Any:
-    """Return the schema of an operator, or None."""
-    name, _, overload = op.partition(".")
-    try:
-        return torch._C._get_schema(name, overload)
-    except RuntimeError:
-        matches = [s for s in torch._C._jit_get_schemas_for_operator(name) if s.overload_name == overload]
-        return matches[0] if matches else None
 
 
 def divide(block: Block, constants: Iterable[Value]) -> list[Node | Region]:
@@ -157,7 +143,7 @@ class _Division:
             return True
         if value not in node.inputs or node.blocks:
             return False
-        schema = schema_of(node.op)
+        schema = find_schema(node.op)
         if schema is None or node.op in _IDENTITIES:
             return True
         if not any(operand.is_write for operand in schema.arguments):
@@ -228,7 +214,7 @@ def _is_allowed(node: Node) -> bool:
 def _is_allowed_alone(node: Node) -> bool:
     if node.op in _OUTSIDE or not all(is_portable(value.type) for value in [*node.inputs, *node.outputs]):
         return False
-    return node.op in _LANGUAGE or schema_of(node.op) is not None
+    return node.op in _LANGUAGE or find_schema(node.op) is not None
 
 
 def _only_reads(node: Node, value: Value) -> bool:
@@ -237,7 +223,7 @@ def _only_reads(node: Node, value: Value) -> bool:
         return False
     if value not in node.inputs:
         return True
-    schema = schema_of(node.op)
+    schema = find_schema(node.op)
     if schema is None or any(map(has_container, value.type.arguments)):
         return False
     places = [place for place, operand in enumerate(node.inputs) if operand is value]
@@ -255,7 +241,7 @@ def _is_new(node: Node, value: Value) -> bool:
     """Return whether a node makes a list or dict that nothing else refers to."""
     if node.op in ("prim::ListConstruct", "prim::DictConstruct", "prim::tolist"):
         return not any(has_container(operand.type) for operand in node.inputs)
-    schema = schema_of(node.op)
+    schema = find_schema(node.op)
     if schema is None or node.op in _IDENTITIES or any(operand.is_write for operand in schema.arguments):
         return False
     return not any(map(has_container, value.type.arguments)) or value.type.kind not in _CONTAINERS

@@ -15,8 +15,9 @@ from torchmdla.capture.script import calls
 from torchmdla.capture.script.graph_text import make_graph
 from torchmdla.capture.script.inlining import callee_of, class_of
 from torchmdla.capture.script.nodes import WRITERS, attribute_of, identifier, slot_of
-from torchmdla.capture.script.regions import Region, divide, schema_of
+from torchmdla.capture.script.regions import Region, divide
 from torchmdla.capture.script.slots import CHANGES
+from torchmdla.importer.schemas import find_schema
 from torchmdla.script.ir import Block, Constant, Graph, Node, Program, Type, Value
 from torchmdla.script.numbers import wrap
 
@@ -341,7 +342,7 @@ def _exit_of(enter: Node, items: Sequence[Node | Region], start: int) -> int:
 
 def _written(nodes: Sequence[Node]) -> Iterator[Value]:
     for node in nodes:
-        schema = schema_of(node.op)
+        schema = find_schema(node.op)
         if schema is not None:
             pairs = zip(node.inputs, schema.arguments, strict=False)
             yield from (value for value, argument in pairs if argument.is_write)
