@@ -420,7 +420,7 @@ def test_ways() -> None:
     ("frontend", "message"),
     [
         ("abacus", r"unknown frontend 'abacus' \(choose from torchscript, "),
-        ("torchscript:guess", r"unknown variant 'guess' \(choose from trace, script, freeze\)"),
+        ("torchscript:guess", r"unknown variant 'guess' \(choose from trace, script, freeze, own\)"),
     ],
 )
 def test_unknown_frontends(frontend: str, message: str) -> None:
