@@ -24,6 +24,7 @@ with warnings.catch_warnings():
     traced, exported = torch.jit.trace(model, x), torch.export.export(model, (x,))
 warnings.simplefilter("error", DeprecationWarning)
 warnings.simplefilter("error", FutureWarning)
+warnings.filterwarnings("ignore", "Guards may run slower", RuntimeWarning)  # of PyTorch, on Python 3.13.0
 import torchmdla
 """
 
