@@ -40,6 +40,8 @@ ENTRY_POINTS = {
     "save and load a module": "torchmdla.save(model, 'p.pt', x); torchmdla.load('p.pt')(x)",
     "save and load an exported program": "torchmdla.save(exported, 'p.pt2'); torchmdla.load('p.pt2')(x)",
     "export_native": "torchmdla.export_native(model, x, 'p.tmdla')",
+    "save a program of read": "torchmdla.save(traced, 'r.pt', x); torchmdla.save(torchmdla.read('r.pt'), 's.pt', x)",
+    "the own reader": "torchmdla.save(traced, 'o.pt', x); torchmdla.load('o.pt', reader='own')(x)",
     "get_mlir of a module": "str(torchmdla.get_mlir(model, x))",
     "get_mlir of TorchScript": "str(torchmdla.get_mlir(traced, x))",
     "get_mlir of an exported program": "str(torchmdla.get_mlir(exported))",

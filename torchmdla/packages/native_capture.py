@@ -22,6 +22,7 @@ from torchmdla.importer.script_graph import convert_graph
 from torchmdla.packages.compiling import compiling_groups
 from torchmdla.report.observing import show_progress, without_comparisons
 from torchmdla.script.ir import Graph, Node, Value
+from torchmdla.support import jit
 
 GROUP = "mdla::CompilationGroup"
 
@@ -95,7 +96,7 @@ def frozen_program(model: Any, calls: Calls) -> Any:
         raise CaptureError(f"the program does not have a method {missing[0]}")
     if getattr(scripted, "training", True):
         raise CaptureError("weights are not constants of the program: export a module in eval mode")
-    frozen = torch.jit.freeze(scripted, preserved_attrs=[name for name in calls if name != "forward"])
+    frozen = jit.freeze(scripted, [name for name in calls if name != "forward"])
     for name in calls:
         _pass_as_tensors(frozen._c._get_method(name).graph)
     return frozen
@@ -122,10 +123,10 @@ def _pass_as_tensors(graph: Any, *, in_loop: bool = False, block: Any = None) ->
 def capture(scripted: Any, calls: Calls) -> Captured:
     """Call a copy of the program, whose groups are new."""
     buffer = io.BytesIO()
-    torch.jit.save(scripted, buffer)
+    jit.save(scripted, buffer)
     ungrouped, before = Counter(_C.ungrouped()), _C.group_counts().keys()
     with compiling_groups(), _lone_groups(), without_comparisons(), torch.no_grad(), show_progress(_C.statistics):
-        program, pristine = (torch.jit.load(io.BytesIO(buffer.getvalue())) for _ in range(2))
+        program, pristine = (jit.load(io.BytesIO(buffer.getvalue())) for _ in range(2))
         _call_all(program, calls)
         plans = {name: _optimised_graph(program, name, several) for name, several in calls.items()}
         methods = {name: convert_graph(plan, name) for name, plan in plans.items()}

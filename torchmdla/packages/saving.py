@@ -143,7 +143,7 @@ def _as_torchscript(model: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "program.pt")
         _write(model, path)
-        return torch.jit.load(path)
+        return jit.load(path)
 
 
 class _Script:

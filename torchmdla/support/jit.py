@@ -7,7 +7,7 @@ warnings of the user's own calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import ismethod
 from typing import IO, Any
 
@@ -52,11 +52,14 @@ def _names(prefix: str, module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         yield from _names(f"{prefix}.{name}", child)
 
 
-def freeze(program: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    """Turn the weights of a program in eval mode into constants, as ``torch.jit.freeze`` does."""
-    frozen = _script.RecursiveScriptModule(torch._C._freeze_module(program._c, []))
+def freeze(program: torch.jit.ScriptModule, preserved: Sequence[str] = ()) -> torch.jit.ScriptModule:
+    """Turn the weights of a program in eval mode into constants, as ``torch.jit.freeze`` does.
+
+    The result also has the methods ``preserved``.
+    """
+    frozen = _script.RecursiveScriptModule(torch._C._freeze_module(program._c, list(preserved)))
     _script.RecursiveScriptModule._finalize_scriptmodule(frozen)
-    run_frozen_optimizations(frozen)
+    run_frozen_optimizations(frozen, preserved_methods=list(preserved))
     return frozen
 
 
