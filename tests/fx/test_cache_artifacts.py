@@ -62,7 +62,7 @@ def test_empty_cache_is_filled(saved: tuple[Path, list[str]], tmp_path: Path) ->
     assert known >= len(keys)
     # Artifacts that the process found are recorded, too.
     assert recorded == keys
-    assert run(tmp_path / "other", tmp_path / "fourth", tmp_path / "again")[:2] == (0, 0)
+    assert run(tmp_path / "other", tmp_path / "fourth", tmp_path / "again")[:2] == [0, 0]
     files = list((tmp_path / "cache").glob("*.artifact"))
     assert sorted(file.stem for file in files) == keys
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
