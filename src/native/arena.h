@@ -19,7 +19,7 @@ public:
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Return a block that is aligned to 64 bytes. Throw std::bad_alloc if there is no memory.
+  // Return a block that is aligned to 64 bytes. Throw std::bad_alloc if the system refuses memory.
   void* allocate(size_t bytes);
 
   // Take back a block of this many bytes.

@@ -98,7 +98,7 @@ public:
 
   const Group& description() const { return *group_; }
 
-  // Choose the code for the inputs. Throw Error if there is none.
+  // Choose the code for the inputs. Throw Error if the group lacks it.
   Choice choose(Inputs inputs) const;
 
   // Run the code. `constants` are the program's.

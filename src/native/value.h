@@ -32,7 +32,7 @@ enum class Kind : uint8_t {
 std::string_view kind_name(Kind kind);
 
 // Header of an object with references. An object without an arena belongs to the model: it lives as
-// long as the model, and nobody writes to it.
+// long as the model, and sessions only read it.
 struct Heap {
   Arena* arena;
   uint32_t references;

@@ -90,7 +90,7 @@ def check_files() -> None:
 
 
 def refuse_objects(*_: Any) -> Any:
-    raise AssertionError("the code is no image")
+    raise AssertionError("the code is not an image")
 
 
 def main() -> None:

@@ -94,8 +94,7 @@ GLOBALS: Mapping[str, Named] = {
 TENSOR_PROPERTIES: Mapping[str, str] = {
     **{
         name: f"prim::{name}"
-        for group in (("dtype", "device", "layout", "shape", "ndim", "grad", "data", "requires_grad"), ("is_cuda",))
-        for name in group
+        for name in ("dtype", "device", "layout", "shape", "ndim", "grad", "data", "requires_grad", "is_cuda")
     },
     "is_leaf": "aten::is_leaf",
 }
@@ -130,7 +129,7 @@ def mismatch(schemas: Sequence[Schema], arguments: Sequence[Value]) -> str:
 
 
 def schema_of_named_tuple(type_: Type, attributes: Mapping[str, Type], defaults: Mapping[str, Any]) -> Schema:
-    """Return the signature of a named tuple\'s class."""
+    """Return the signature of a named tuple's class."""
     arguments = [
         Argument(name, field, None, name in defaults, defaults.get(name)) for name, field in attributes.items()
     ]

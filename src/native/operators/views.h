@@ -7,7 +7,7 @@
 
 namespace torchmdla::native {
 
-// Return a dimension that may be negative as an index. Throw Error if there is no such dimension.
+// Return a dimension that may be negative as an index. Throw Error if the tensor lacks it.
 size_t dimension_of(int64_t dimension, size_t rank);
 
 // Return the integers of a list.
