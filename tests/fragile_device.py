@@ -15,7 +15,7 @@ from torchmdla.devices.cpu import CpuDevice
 from torchmdla.errors import CompileError
 
 
-class FragileDevice(CpuDevice):
+class FragileDevice(CpuDevice, devices.CallSelection):
     """Device on which ``erf`` ends the compiling process and ``atan`` is an error.
 
     It does not support ``exp`` of matrices.
@@ -26,8 +26,9 @@ class FragileDevice(CpuDevice):
     def target(self) -> Target:
         return dataclasses.replace(super().target(), device=self.name)
 
-    def supports(self, node: devices.Node, types: devices.NodeTypes) -> bool:
-        return node.op != "aten::exp" or all(tensor.rank != 2 for tensor in types.tensors())
+    def refusal(self, node: devices.Node, types: devices.NodeTypes) -> str:
+        is_matrix = any(tensor.rank == 2 for tensor in types.tensors())
+        return "exp of a matrix" if node.op == "aten::exp" and is_matrix else ""
 
     def lower(self, program: Program) -> Artifact:
         if "torch.aten.erf" in program.mlir:

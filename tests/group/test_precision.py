@@ -129,7 +129,7 @@ def conv(x: Tensor, weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("setting", "rounded"), SETTINGS.items(), ids=SETTINGS)
 def test_products_of_float32(setting: str, rounded: tuple[bool, bool, bool]) -> None:
-    takes = devices.get("cpu").multiplies_bf16
+    takes = devices.require(devices.get("cpu"), devices.Arithmetic).multiplies_bf16
     network = Network().eval()
     calls: list[tuple[Any, tuple[Tensor, ...]]] = [
         (torch.jit.script(matmul), (X, torch.randn(64, 32))),
@@ -181,7 +181,7 @@ def test_the_setting_of_a_call_counts(queue: list[Callable[[], None]]) -> None:
         compile_it()
     with torch.no_grad(), precision("all"):
         result = scripted(X, weight)
-    assert torch.equal(result, exact) is not devices.get("cpu").multiplies_bf16
+    assert torch.equal(result, exact) is not devices.require(devices.get("cpu"), devices.Arithmetic).multiplies_bf16
     assert torch.equal(scripted(X, weight), exact)
 
 
@@ -200,7 +200,7 @@ def test_it_is_a_setting_of_torch() -> None:
             # The call above sets more than before. It leaves a setting for matmul, which the general setting does not
             # reset.
             torch._C._set_fp32_precision_setter("mkldnn", "matmul", "none")
-    assert torch.equal(result, exact) is not devices.get("cpu").multiplies_bf16
+    assert torch.equal(result, exact) is not devices.require(devices.get("cpu"), devices.Arithmetic).multiplies_bf16
 
 
 @contextlib.contextmanager

@@ -82,9 +82,9 @@ def test_no_vector_functions_of_libtorch() -> None:
 
 
 def test_a_device_without_such_code(tmp_path: Path) -> None:
-    device = torchmdla.devices.get("mdla")
-    with pytest.raises(TypeError, match="no code that runs without libtorch"):
-        device.freestanding(device.target())
+    torchmdla.enable(device="mdla")
+    with pytest.raises(TypeError, match="'mdla'.*does not inherit from torchmdla.devices.CrossCompilation"):
+        export(nn.Linear(4, 4), (torch.zeros(2, 4),), tmp_path / "model.tmdla")
 
 
 def test_the_command_line_describes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

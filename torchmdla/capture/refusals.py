@@ -16,7 +16,7 @@ from torchmdla import _C
 from torchmdla.capture.subgraph import Call, Subgraph
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.compiler.program import Target
-from torchmdla.devices import Device
+from torchmdla.devices import CallSelection, Device
 from torchmdla.devices.device import TensorType
 from torchmdla.errors import CompileError
 from torchmdla.importer import Record
@@ -192,8 +192,8 @@ def _unsupported(call: Call, device: Device, dtypes: Collection[str]) -> Compile
     for tensor in call.types.tensors():
         if tensor.dtype not in dtypes:
             return CompileError(f"dtype torch.{tensor.dtype} is not taken by device {device.name!r}")
-    if not device.supports(call.node, call.types):
-        return CompileError(f"device {device.name!r} does not take it with these types")
+    if isinstance(device, CallSelection) and (reason := device.refusal(call.node, call.types)):
+        return CompileError(f"device {device.name!r} does not take it: {reason}")
     return None
 
 

@@ -269,7 +269,9 @@ def _device(name: str) -> devices.Device:
 
 def _import_options(device: devices.Device, bf16_products: Collection[ProductKind]) -> ImportOptions:
     """Return the import options of ``device``. PyTorch's settings allow ``bf16_products`` in bfloat16."""
-    return ImportOptions(device.composite_ops, frozenset(bf16_products if device.multiplies_bf16 else ()))
+    composite_ops = device.composite_ops if isinstance(device, devices.Legalisation) else frozenset()
+    multiplies_bf16 = isinstance(device, devices.Arithmetic) and device.multiplies_bf16
+    return ImportOptions(composite_ops, frozenset(bf16_products if multiplies_bf16 else ()))
 
 
 def _compile(
@@ -362,7 +364,7 @@ def _executable(
         times=times,
         program_bytes=len(serialised),
         kernel_nodes=[kernel.nodes for kernel in manifest.kernels],
-        competes_with_eager=device.competes_with_eager,
+        competes_with_eager=isinstance(device, devices.HostProcessor) and device.competes_with_eager,
         in_place=_in_place(subgraph, imported, manifest),
         releases=manifest.releases,
     )

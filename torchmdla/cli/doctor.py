@@ -25,7 +25,7 @@ from torchmdla.compile_service.records import Records
 from torchmdla.compile_service.service import CompilerService
 from torchmdla.compiler.artifact import Artifact, Manifest
 from torchmdla.compiler.program import Argument, Program, Result
-from torchmdla.devices import get
+from torchmdla.devices import Tuning, get, require
 from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.errors import CompileError
 from torchmdla.report.environment import environment
@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
 def _calibrate(console: Console) -> bool:
     """Measure the machine's constants and print them. Return whether they are stored."""
     device = get("cpu")
-    measured = device.calibration().values()
+    measured = require(device, Tuning).calibration().values()
     constants = [
         measure()
         for measure in track(measured, "measuring", console=console, transient=True, disable=not console.is_terminal)

@@ -121,7 +121,9 @@ class Reference:
     def difference(self, results: Any, device: str = "cpu") -> str:
         """Return the first difference beyond the tolerance for the device's number format, or an empty string."""
         try:
-            assert_matches(results, self.results, layers=self.layers, precision=devices.get(device).precision)
+            assert_matches(
+                results, self.results, layers=self.layers, precision=devices.precision_of(devices.get(device))
+            )
         except AssertionError as difference:
             return str(difference)
         return ""

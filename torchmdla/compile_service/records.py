@@ -16,6 +16,7 @@ from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compile_service.service import default_service
 from torchmdla.compiler.checksummed import Format
 from torchmdla.compiler.records import Constant, Record, option_of, option_of_machine
+from torchmdla.devices.capabilities import HostProcessor, Tuning
 from torchmdla.devices.device import Device
 from torchmdla.support import logs
 from torchmdla.version import __version__
@@ -36,7 +37,7 @@ class Records:
     """
 
     def __init__(self, device: Device, cache: DiskCache | None = None) -> None:
-        self._machine = device.machine
+        self._machine = device.machine if isinstance(device, Tuning) else ""
         self._cache = cache or default_service().cache
         self._key = hashlib.sha256(f"{__version__}\n{device.name}\n{self._machine}".encode()).hexdigest()
 
@@ -92,7 +93,7 @@ class Records:
 
 def options_for(device: Device) -> tuple[tuple[str, str], ...]:
     """Return the program options for ``device`` that contain the measurements of this machine."""
-    return Records(device).options if device.machine else ()
+    return Records(device).options if isinstance(device, Tuning) and device.machine else ()
 
 
 def _parse_records(raw: Iterable[Mapping[str, Any]]) -> Iterable[Record]:
@@ -146,7 +147,8 @@ class StoredComparison:
 
     def __init__(self, device: Device, program: str, threads: int, magnitude: int) -> None:
         versions = __version__, metadata.version("torch")
-        identity = "speed", *versions, device.name, device.host_identity, program, str(threads), str(magnitude)
+        host = device.host_identity if isinstance(device, HostProcessor) else ""
+        identity = "speed", *versions, device.name, host, program, str(threads), str(magnitude)
         self._key = hashlib.sha256("\n".join(identity).encode()).hexdigest()
         self._cache = default_service().cache
 
@@ -180,11 +182,11 @@ _loaded_hosts: set[str] = set()
 
 def load_host(device: Device) -> None:
     """Give ``device`` the stored description of this machine, or compute and store the description."""
-    if device.name in _loaded_hosts or not (identity := device.host_identity):
+    if device.name in _loaded_hosts or not isinstance(device, HostProcessor) or not device.host_identity:
         return
     _loaded_hosts.add(device.name)
     cache = default_service().cache
-    key = hashlib.sha256(f"host\n{__version__}\n{device.name}\n{identity}".encode()).hexdigest()
+    key = hashlib.sha256(f"host\n{__version__}\n{device.name}\n{device.host_identity}".encode()).hexdigest()
     data = cache.load_block("host", key)
     try:
         if data is not None:

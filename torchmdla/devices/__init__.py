@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
+from typing import TypeVar
 
+from torchmdla.devices.capabilities import (
+    Arithmetic,
+    CallSelection,
+    CrossCompilation,
+    HostProcessor,
+    Legalisation,
+    Tuning,
+)
 from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpKind, OpSupport, TensorType
 
 __all__ = [
+    "Arithmetic",
+    "CallSelection",
+    "CrossCompilation",
     "Device",
+    "HostProcessor",
+    "Legalisation",
     "LoadedCode",
     "Node",
     "NodeTypes",
     "OpKind",
     "OpSupport",
     "TensorType",
+    "Tuning",
     "get",
     "in_use",
     "names",
+    "precision_of",
     "register",
+    "require",
     "use",
 ]
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
 
+CAPABILITIES = (Arithmetic, CallSelection, CrossCompilation, HostProcessor, Legalisation, Tuning)
+
 # Built-in devices, imported at the first use.
 _BUILT_IN = {"cpu": "torchmdla.devices.cpu:CpuDevice", "mdla": "torchmdla.devices.mdla:MdlaDevice"}
+
+Capability = TypeVar("Capability")
 
 _devices: dict[str, Device] = {}
 _in_use = "cpu"
@@ -37,7 +58,22 @@ def register(device: Device) -> None:
     A compiler process creates its own device object. It imports the module of the class, without torch, and calls the
         class without arguments. A class that is defined in a script or a function cannot be imported. Such a device
         compiles in the calling process: other Python threads wait meanwhile, and a crash ends the program.
+
+    Raises:
+        TypeError: the class has a member of a capability from which it does not inherit, so that nothing would use it.
     """
+    for capability in CAPABILITIES:
+        members = {name for name in vars(capability) if not name.startswith("_") and hasattr(type(device), name)}
+        if members and not isinstance(device, capability):
+            raise TypeError(
+                f"device {device.name!r} has {min(members)!r}, but its class does not inherit from "
+                f"torchmdla.devices.{capability.__name__}: add it to the bases of {type(device).__name__}"
+            )
+    if hasattr(type(device), "supports"):
+        raise TypeError(
+            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and return the reason "
+            "of a refusal from refusal(node, types)"
+        )
     _devices[device.name] = device
 
 
@@ -71,13 +107,33 @@ def get(name: str) -> Device:
     return _devices[name]
 
 
+def require(device: Device, capability: type[Capability]) -> Capability:
+    """Return ``device`` as an object of ``capability``.
+
+    Raises:
+        TypeError: its class does not inherit from the capability.
+    """
+    if not isinstance(device, capability):
+        raise TypeError(
+            f"device {device.name!r} cannot do this: its class does not inherit from "
+            f"torchmdla.devices.{capability.__name__}"
+        )
+    return device
+
+
+def precision_of(device: Device) -> str | None:
+    """Return the number format of a device's computations; None means the format of the tensors."""
+    return device.precision if isinstance(device, Arithmetic) else None
+
+
 def _find(name: str) -> None:
     if name in _BUILT_IN:
         register(_instantiate(_BUILT_IN[name]))
         return
     if ":" in name:
-        device = _devices[name] = _instantiate(name)
+        device = _instantiate(name)
         register(device)
+        _devices[name] = device
         return
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         register(entry.load()())

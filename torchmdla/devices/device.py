@@ -1,18 +1,17 @@
-"""Interface of a device: the table of supported operators, the compilation of a program, the loading of an artifact."""
+"""Interface of a device: the table of supported operators, the compilation of a program, the loading of an artifact.
+
+A device has six mandatory members. All that only some devices have is in :mod:`torchmdla.devices.capabilities`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
-from torchmdla.compiler.records import Constant, Record, TunedKernel
-
-# A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
-Progress = Callable[[TunedKernel, int, float], object]
 
 OpKind = Literal["compute", "cheap", "view", "shape", "item"]
 
@@ -107,6 +106,9 @@ class Device(ABC):
     Subclasses register by the entry point group ``torchmdla.devices`` or :func:`register`. ``lower`` runs in a compiler
     process where torch is absent. All other methods run in the user's process. Import torch and torch_mlir inside
     methods only.
+
+    A subclass has the mandatory members ``name``, ``ops``, ``dtypes``, ``target``, ``lower`` and ``load``, and also
+    inherits from the classes of :mod:`torchmdla.devices.capabilities` that describe what else it can do.
     """
 
     name: str
@@ -121,15 +123,6 @@ class Device(ABC):
     def dtypes(self) -> frozenset[str]:
         """Return the supported tensor dtypes of a group's inputs and outputs, by torch's name."""
 
-    def supports(self, node: Node, types: NodeTypes) -> bool:
-        """Return whether a program may contain this call with tensors of these types.
-
-        This covers restrictions beyond :attr:`ops` and :attr:`dtypes`. It is called for every call of a group after its
-        first run, before compilation. The group is compiled without the calls that are not supported. The method must
-        be fast and deterministic.
-        """
-        return True
-
     @property
     def version(self) -> str:
         """Return the version of external tools that make the device's artifacts, such as a compiler that it runs.
@@ -138,39 +131,6 @@ class Device(ABC):
         they are already included.
         """
         return ""
-
-    @property
-    def composite_ops(self) -> frozenset[str]:
-        """Return the operators that the importer must not decompose, by schema name with overload.
-
-        The device has an operation of its own for each of them.
-        """
-        return frozenset()
-
-    @property
-    def multiplies_bf16(self) -> bool:
-        """Return whether products of bfloat16 take less time than those of float32.
-
-        If true, PyTorch's settings determine which float32 products are computed in bfloat16
-        (``torch.set_float32_matmul_precision("medium")``, ``torch.backends.mkldnn.matmul.fp32_precision = "bf16"``).
-        """
-        return False
-
-    @property
-    def competes_with_eager(self) -> bool:
-        """Return whether compiled groups are compared with PyTorch's operators, which replace them if they are faster.
-
-        True for a device that computes on the processor of PyTorch's operators.
-        """
-        return False
-
-    @property
-    def precision(self) -> str | None:
-        """Return the number format of computations (:data:`torchmdla.testing.compare.FORMATS`).
-
-        None means the format of the tensors.
-        """
-        return None
 
     def configure(self, **options: Any) -> None:
         """Set the options that :func:`torchmdla.enable` received beside its own arguments.
@@ -189,38 +149,6 @@ class Device(ABC):
     def target(self) -> Target:
         """Return the target of programs compiled for this machine."""
 
-    def target_for(self, processor: str) -> Target:
-        """Return the target of programs compiled for other machines, by the user-level name of their processor.
-
-        Raises:
-            TypeError: the device only compiles for this machine.
-            ValueError: the processor does not exist.
-        """
-        raise TypeError(f"device {self.name!r} compiles for this machine alone")
-
-    def freestanding(self, target: Target) -> Target:
-        """Return ``target`` for code that calls only the C library and the device calls, not libtorch.
-
-        Raises:
-            TypeError: the device does not have such code.
-        """
-        raise TypeError(f"device {self.name!r} has no code that runs without libtorch")
-
-    def packing(self, target: Target) -> Target:
-        """Return the target of code that packs constants on this machine, for code for ``target``.
-
-        Its layouts are those of ``target``. It is ``target`` itself if this machine can run such code. Otherwise the
-        code consists of the packs alone.
-        """
-        return target
-
-    def features(self, target: Target) -> tuple[str, ...]:
-        """Return the processor features that code for ``target`` needs, by LLVM's names.
-
-        Packages are selected by these features.
-        """
-        return ()
-
     def warm_up(self) -> None:  # noqa: B027 (a device may need nothing)
         """Import what :meth:`lower` needs. A compiler process calls it while it waits for its first program."""
 
@@ -233,71 +161,6 @@ class Device(ABC):
                 group is then compiled without that op. If the diagnostic contains the location of the operation in the
                 program, it identifies the call of the op.
         """
-
-    @property
-    def host_identity(self) -> str:
-        """Return a text that identifies this machine, without delay; empty where :attr:`host` is empty."""
-        return ""
-
-    @property
-    def host(self) -> str:
-        """Return the device's description of this machine, as text.
-
-        The description is slow to determine. It is constant for one value of :attr:`host_identity`.
-        """
-        return ""
-
-    def set_host(self, host: str) -> None:
-        """Set a stored value of :attr:`host`, so that the device does not determine it again.
-
-        It is called only for devices where :attr:`host` is not empty.
-
-        Raises:
-            ValueError: the device did not write this text.
-        """
-        raise ValueError(f"device {self.name!r} knows nothing of machines")
-
-    @property
-    def machine(self) -> str:
-        """Return a text that identifies the machine for which measurements of kernels are valid.
-
-        Records of a machine go into the programs that are compiled on it (:mod:`torchmdla.compiler.records`). Empty if
-        nothing is measured, or measurements are not to be used.
-        """
-        return ""
-
-    def calibration(self) -> Mapping[str, Callable[[], Constant]]:
-        """Return the functions that measure the constants of :attr:`machine`, by name.
-
-        Each function runs in this process and takes some seconds at most. Empty if the device does not have constants.
-        """
-        return {}
-
-    def tune(
-        self,
-        program: Program,
-        places: Sequence[float],
-        seconds: float,
-        known: Mapping[str, Record],
-        skip: Sequence[str] = (),
-        progress: Progress = lambda kernel, tried, gain: None,
-    ) -> Iterator[TunedKernel]:
-        """Measure decisions for the kernels of a program, in a separate process, the slowest kernels first.
-
-        A later result for a kernel replaces an earlier one.
-
-        Args:
-            program: the program.
-            places: the seconds that each kernel of the program's manifest takes in a call.
-            seconds: the time limit of the measurements.
-            known: records by kernel. Kernels with finished records are not measured again.
-            skip: kernels that are not measured.
-            progress: function that is called during the measurement of a kernel.
-
-        Raises:
-            CompileError: the program cannot be compiled.
-        """
-        raise NotImplementedError(f"device {self.name!r} has nothing to tune")
 
     @abstractmethod
     def load(self, artifact: Artifact) -> LoadedCode:

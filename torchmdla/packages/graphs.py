@@ -33,10 +33,8 @@ def code_of(calls: Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]], devic
     # A group that is divided makes others.
     reports = [entry for entry in _C.groups() if entry["number"] not in before or id(entry["subgraph"]) in saved]
     device = devices.get(device_name)
-    try:
-        device.target_for("native")
-    except TypeError as error:  # Packages have code of devices that compile for other machines.
-        _warn(str(error))
+    if not isinstance(device, devices.CrossCompilation):
+        _warn(f"device {device.name!r} compiles for this machine alone")
         return {}
     # The target may be limited, so that other machines support it (``enable(processor=…)``).
     return package_of(specialisations_of(reports), device, {"native": device.target()})

@@ -70,7 +70,8 @@ def export_native(
     if program.refused:
         listed = "".join(f"\n  {refused}" for refused in program.refused)
         raise CaptureError(f"the program does not run without PyTorch:{listed}")
-    requested = [device.target_for(name) for name in targets]
+    compiler = devices.require(device, devices.CrossCompilation)
+    requested = [compiler.target_for(name) for name in targets]
     built = [
         _target(name, target, captured, device, program.constants, weights)
         for name, target in zip(targets, requested, strict=True)
@@ -81,7 +82,7 @@ def export_native(
     with atomic_write(Path(file)) as temporary:
         with temporary.open("wb") as written:
             exported.write(written)
-        _run_calls(temporary, calls, runs_here=any(device.packing(target) == target for target in requested))
+        _run_calls(temporary, calls, runs_here=any(compiler.packing(target) == target for target in requested))
     return exported.info
 
 
@@ -145,8 +146,9 @@ def _target(
     weights: Weights,
 ) -> Target:
     """Return the code of all groups for a target."""
-    freestanding = device.freestanding(requested)
-    packing = device.packing(freestanding)
+    compiler = devices.require(device, devices.CrossCompilation)
+    freestanding = compiler.freestanding(requested)
+    packing = compiler.packing(freestanding)
     pairs = [(group, code) for group in captured.groups for code in group.codes]
     programs = [
         replace(retarget(Program.from_bytes(code.compiled.program), requested), target=freestanding)
@@ -169,7 +171,7 @@ def _target(
         )
         for group in captured.groups
     ]
-    return Target(name, freestanding.cpu, device.features(freestanding), groups)
+    return Target(name, freestanding.cpu, compiler.features(freestanding), groups)
 
 
 def _code(

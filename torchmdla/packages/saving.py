@@ -192,7 +192,7 @@ def _package(
 ) -> dict[str, bytes]:
     """Return the records of a program's package."""
     device = devices.get(devices.in_use())
-    code_targets = {name: device.target_for(name) for name in targets}
+    code_targets = {name: devices.require(device, devices.CrossCompilation).target_for(name) for name in targets}
     # The groups are those that a reader of the file gets.
     _program, reports = reload_and_call(partial(program.write, {}), program.load, calls)
     specialisations = specialisations_of(reports)
@@ -210,6 +210,7 @@ def package_of(
     pack_weights: bool = False,
 ) -> dict[str, bytes]:
     """Return the records of a package with the code of ``specialisations`` for targets, by name."""
+    compiler = devices.require(device, devices.CrossCompilation)
     originals = [item.program for item in specialisations]
     programs = {
         name: [original and retarget(original, target) for original in originals]
@@ -217,7 +218,7 @@ def package_of(
     }
     compiled = [retargeted for row in programs.values() for retargeted in row if retargeted]
     # Weights are packed on this machine.
-    packers = {p.key: replace(p, target=device.packing(p.target)) for p in compiled if pack_weights}
+    packers = {p.key: replace(p, target=compiler.packing(p.target)) for p in compiled if pack_weights}
     artifacts = compile_programs([*compiled, *packers.values()])
     described = []
     for name, target in code_targets.items():
@@ -227,7 +228,7 @@ def package_of(
             packer = packers.get(retargeted.key) if retargeted else None
             loaded = device.load(artifacts[packer.key]) if packer else None
             codes.append(_target_code(item, artifacts[retargeted.key], loaded, weights) if retargeted else None)
-        described.append(Target(name, target.cpu, device.features(target), specialisations, codes, weights))
+        described.append(Target(name, target.cpu, compiler.features(target), specialisations, codes, weights))
     versions = {"torchmdla": __version__, "torch": torch.__version__}
     versions |= {name: version for name, version in producers(device) if name not in versions}
     return records(described, list(map(_describe, specialisations)), versions)

@@ -223,7 +223,7 @@ def _serve(pipe: Connection[Any, Any], memory: int) -> None:
         except EOFError:
             return
         torchmdla.enable(device=job.device, **device_options(job.options))
-        precision = torchmdla.devices.get(job.device).precision
+        precision = torchmdla.devices.precision_of(torchmdla.devices.get(job.device))
         for index, program in enumerate(job.programs()):
             if index < job.begin:
                 continue

@@ -22,7 +22,7 @@ from torchmdla.capture.specialise import Compiled
 from torchmdla.compile_service.records import Records
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import TunedKernel
-from torchmdla.devices.device import Progress
+from torchmdla.devices.capabilities import Progress
 from torchmdla.errors import CompileError
 from torchmdla.report.groups import calls_by_group, executables_of, groups_called_since, reset_times
 from torchmdla.report.observing import time_calls, without_comparisons
@@ -112,7 +112,7 @@ def _merge_by_program(executables: Sequence[Compiled], calls: int) -> Iterator[_
         program, sums = Program.from_bytes(compiled.program), compiled.times.sums()
         device = devices.get(program.target.device)
         # A device with other settings would store its results under another machine's name.
-        if not device.machine or program.target != device.target():
+        if not isinstance(device, devices.Tuning) or not device.machine or program.target != device.target():
             continue
         seconds = [least * 1e-9 * sums["calls"] / calls for _, least in sums["kernels"]]
         key = compiled.manifest.program

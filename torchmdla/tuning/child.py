@@ -54,7 +54,7 @@ def _answer(request: dict[str, Any], replies: IO[str]) -> None:
         program = Program.from_json(request["program"])
         known = {record.kernel: record for record in map(Record.from_raw, request["known"])}
         device = devices.get(program.target.device)
-        for kernel in device.tune(
+        for kernel in devices.require(device, devices.Tuning).tune(
             program, request["places"], request["seconds"], known, skip=request["skip"], progress=progress
         ):
             send(kernel=kernel.to_raw())

@@ -19,7 +19,7 @@ import torch
 from torchmdla.compile_service.lower import Origin
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
-from torchmdla.devices.device import Progress
+from torchmdla.devices.capabilities import Progress
 from torchmdla.errors import CompileError
 from torchmdla.support.sharing import describe_exit
 
@@ -43,7 +43,7 @@ class _ProcessDied(Exception):
 def measure_kernels(
     program: Program, places: Sequence[float], seconds: float, known: Mapping[str, Record], progress: Progress
 ) -> Iterator[TunedKernel]:
-    """Yield the kernels of :meth:`torchmdla.devices.device.Device.tune`, and again when more is known of one.
+    """Yield the kernels of :meth:`torchmdla.devices.Tuning.tune`, and again when more is known of one.
 
     A kernel that ends the process is skipped by the next process.
 

@@ -11,11 +11,12 @@ from typing import Any, get_args
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
-from torchmdla.devices.device import Device, LoadedCode, OpSupport, Progress
+from torchmdla.devices.capabilities import Arithmetic, CrossCompilation, HostProcessor, Progress, Tuning
+from torchmdla.devices.device import Device, LoadedCode, OpSupport
 from torchmdla.errors import unknown_name
 
 
-class CpuDevice(Device):
+class CpuDevice(Device, Arithmetic, CrossCompilation, HostProcessor, Tuning):
     """CPU device: x86-64 and AArch64 through LLVM.
 
     Options of :meth:`configure`:
@@ -126,10 +127,6 @@ class CpuDevice(Device):
         from torchmdla.devices.cpu.target.machine import Machine
 
         return Machine.of(self.target()).sums_words("bf16")
-
-    @property
-    def competes_with_eager(self) -> bool:
-        return True
 
     @property
     def host_identity(self) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
+from torchmdla.devices.capabilities import Arithmetic, Legalisation
 from torchmdla.devices.device import Device, LoadedCode, OpSupport
 from torchmdla.devices.mdla.options import Options
 
 
-class MdlaDevice(Device):
+class MdlaDevice(Device, Arithmetic, Legalisation):
     """Device of the accelerator, or of any library with its C API; the default is the emulator in this folder."""
 
     name = "mdla"

@@ -44,7 +44,7 @@ from torchmdla.devices.cpu.tuning.algorithms import tune_algorithms
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
 from torchmdla.devices.cpu.tuning.search import Search
 from torchmdla.devices.cpu.tuning.whole import RunningProgram, measure_in_turn, with_records
-from torchmdla.devices.device import Progress
+from torchmdla.devices.capabilities import Progress
 from torchmdla.errors import CompileError
 
 # The least share of a program's time for which a kernel is measured. Then the least and the most seconds for one
@@ -117,7 +117,7 @@ def tune(
     skip: Sequence[str],
     progress: Progress,
 ) -> Iterator[TunedKernel]:
-    """Yield tuned kernels, as :meth:`torchmdla.devices.device.Device.tune` specifies."""
+    """Yield tuned kernels, as :meth:`torchmdla.devices.Tuning.tune` specifies."""
     if program.symbols:
         raise CompileError("kernels for any sizes are left to the cost model")
     begin, compiled = time.monotonic(), _PlannedProgram.of(program)

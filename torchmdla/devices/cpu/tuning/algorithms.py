@@ -24,7 +24,7 @@ from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.schedule.plan import ALGORITHM
 from torchmdla.devices.cpu.target.machine import ALGORITHMS, Algorithms, Machine
 from torchmdla.devices.cpu.tuning.whole import RunningProgram, measure_in_turn, with_records
-from torchmdla.devices.device import Progress
+from torchmdla.devices.capabilities import Progress
 from torchmdla.errors import CompileError
 
 # These are not algorithms themselves: they choose one.
@@ -61,7 +61,7 @@ def tune_algorithms(
 
     ``program`` does not have records, and ``steps`` is its loop program. ``compiling`` is the approximate time to
     compile it, in seconds. ``until`` is the end of the time, by :func:`time.monotonic`. The other arguments are those
-    of :meth:`torchmdla.devices.device.Device.tune`.
+    of :meth:`torchmdla.devices.Tuning.tune`.
 
     Returns:
         the records of the contractions for which the cost model's algorithm is not the fastest.
