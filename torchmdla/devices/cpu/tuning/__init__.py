@@ -19,6 +19,7 @@ from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
 from torchmdla.compiler.sizes import static as static_size
+from torchmdla.devices.capabilities import Progress
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, specialise
 from torchmdla.devices.cpu.ir.loop_program import (
     KernelStep,
@@ -44,7 +45,6 @@ from torchmdla.devices.cpu.tuning.algorithms import tune_algorithms
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
 from torchmdla.devices.cpu.tuning.search import Search
 from torchmdla.devices.cpu.tuning.whole import RunningProgram, measure_in_turn, with_records
-from torchmdla.devices.capabilities import Progress
 from torchmdla.errors import CompileError
 
 # The least share of a program's time for which a kernel is measured. Then the least and the most seconds for one

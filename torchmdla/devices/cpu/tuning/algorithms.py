@@ -19,12 +19,12 @@ from torch_mlir import ir
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
+from torchmdla.devices.capabilities import Progress
 from torchmdla.devices.cpu.ir.loop_program import Contraction, LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.schedule.plan import ALGORITHM
 from torchmdla.devices.cpu.target.machine import ALGORITHMS, Algorithms, Machine
 from torchmdla.devices.cpu.tuning.whole import RunningProgram, measure_in_turn, with_records
-from torchmdla.devices.capabilities import Progress
 from torchmdla.errors import CompileError
 
 # These are not algorithms themselves: they choose one.
