@@ -16,12 +16,12 @@ from torchmdla import devices
 from torchmdla.devices import Device, OpSupport
 from torchmdla.testing import frontends, runner, samples
 from torchmdla.testing.baseline import Baseline, read_baseline, write_baseline
-from torchmdla.testing.checking import Outcome, Status, check
+from torchmdla.testing.checking import Outcome, Status, check, dispatched_operators
 from torchmdla.testing.frontends import AUTOMATIC, variant_of
 from torchmdla.testing.programs import PROGRAMS
 from torchmdla.testing.record import Record
 from torchmdla.testing.reporting import write_page
-from torchmdla.testing.runner import Job, check_outcome
+from torchmdla.testing.runner import check_outcome
 from torchmdla.testing.samples import SampleCall, declared_calls, operator_of
 from torchmdla.testing.score import failure_of, is_right, score_of
 
@@ -154,7 +154,7 @@ def test_a_group_that_is_not_called_did_not_run() -> None:
 
 
 def test_gradients_run_by_a_frontend_that_compiles_them() -> None:
-    outcome = runner._check_on_first(PROGRAMS["products.linear:gradients"], Job("", "", AUTOMATIC), None)
+    outcome = runner._check_on_first(PROGRAMS["products.linear:gradients"], 0, devices.get("cpu"))
     assert outcome is not None and (outcome.way, outcome.status) == ("dynamo:compile", "ok")
     assert outcome.compiled_calls and outcome.operators["aten::addmm"] == ""
 
@@ -185,9 +185,16 @@ def test_a_program_runs_on_the_first_frontend_that_runs_it_on_the_device(
 
     monkeypatch.setattr(runner, "check", check_next)
     program = PROGRAMS["elementwise.relu"]
-    outcome = runner._check_on_first(program, Job("", "", AUTOMATIC), None)
-    ways = frontends.variants_for(AUTOMATIC, program)
+    outcome = runner._check_on_first(program, 0, devices.get("cpu"))
+    ways = frontends.variants_for("inference")
     assert (outcome and outcome.way) == (None if chosen is None else ways[chosen])
+
+
+def test_operators_that_pytorch_dispatches() -> None:
+    variant = variant_of("dynamo:compile")
+    operators = dispatched_operators(PROGRAMS["products.linear_relu:gradients"], variant, 0)
+    assert {"aten::addmm", "aten::relu", "aten::threshold_backward"} <= operators and "aten::linear" not in operators
+    assert "aten::mul.Tensor" in dispatched_operators(PROGRAMS["mutation.in_place_chain"], variant, 0)
 
 
 # --- the score ----------------------------------------------------------------------------------------------------
