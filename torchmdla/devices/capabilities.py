@@ -29,9 +29,10 @@ class CallSelection(ABC):
     def refusal(self, node: Node, types: NodeTypes) -> str:
         """Return why a program must not contain this call, as ``"its depth is not a multiple of 16"``; empty if it may.
 
-        The method is called for every call of a group after the group's first run, before it is compiled. The group is
+        The method is called before a group is formed where types are known by then (``torch.compile``,
+        ``torch.export``), and before a group is compiled, with the types of its first run. The group is formed and
         compiled without the calls that are refused, and reports contain the reason. The method must be fast and
-        deterministic.
+        deterministic. An exception is a refusal, with the exception as the reason.
         """
 
 
