@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
 from torchmdla.devices.device import Node, NodeTypes
+from torchmdla.devices.levels import Layouts, LegalProgram, Level
 
 # A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
 Progress = Callable[[TunedKernel, int, float], object]
@@ -57,16 +58,44 @@ class Arithmetic(ABC):  # noqa: B024 (each member has a default)
         return False
 
 
-class Legalisation(ABC):
-    """Form of the programs that a device gets. Default: the operators that the importer decomposes are decomposed."""
+class Legalisation(ABC):  # noqa: B024 (each member has a default)
+    """Form of the programs that a device gets.
+
+    Default: the Torch dialect, in which the operators that the importer decomposes are decomposed.
+    """
 
     @property
-    @abstractmethod
     def composite_ops(self) -> frozenset[str]:
         """Return the operators that the importer must not decompose, by schema name with overload.
 
-        The device has an operation of its own for each of them.
+        The device has an operation of its own for each of them, or its :attr:`level` has one.
         """
+        return frozenset()
+
+    @property
+    def level(self) -> Level:
+        """Return the level of the programs that the device lowers."""
+        return "torch"
+
+    @property
+    def layouts(self) -> Layouts:
+        """Return the layouts that the device prefers at its level."""
+        return Layouts()
+
+    def legalise(self, program: Program) -> LegalProgram:
+        """Return ``program`` at the device's level with its layouts, in MLIR's current context.
+
+        :meth:`torchmdla.devices.Device.lower` calls it::
+
+            with torchmdla.compiler.mlir.new_context(), torch_mlir.ir.Location.unknown():
+                legal = self.legalise(program)
+
+        Raises:
+            CompileError: the level does not have an operation of the program. The group is then compiled around it.
+        """
+        from torchmdla.devices.levels.legalise import legalise
+
+        return legalise(program, self.level, self.layouts)
 
 
 class HostProcessor(ABC):
