@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     # Not in __all__: their packages are optional, and ``import *`` must work without them.
     from torchmdla import prometheus as prometheus
+    from torchmdla import quantisation as quantisation
     from torchmdla import ray as ray
     from torchmdla.explaining import explain
     from torchmdla.importer.tensor_spec import TensorSpec
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from torchmdla.packages import PackageInfo, load, require_signatures, save
     from torchmdla.packages.native import export_native
     from torchmdla.packages.native_file import ModelInfo
+    from torchmdla.quantisation import quantise
     from torchmdla.reloading import ReloadingModel
     from torchmdla.script.reading import read
 
@@ -63,13 +65,14 @@ _LAZY = {
     "export_native": "torchmdla.packages.native",
     "get_mlir": "torchmdla.mlir",
     "load": "torchmdla.packages",
+    "quantise": "torchmdla.quantisation",
     "read": "torchmdla.script.reading",
     "require_signatures": "torchmdla.packages",
     "save": "torchmdla.packages",
 }
 
 # Modules that few programs need. They are imported on first use.
-_LAZY_MODULES = frozenset({"mdla", "prometheus", "ray"})
+_LAZY_MODULES = frozenset({"mdla", "prometheus", "quantisation", "ray"})
 
 __all__ = [
     "Annotations",
@@ -99,6 +102,7 @@ __all__ = [
     "load",
     "mdla",
     "profile_kernels",
+    "quantise",
     "read",
     "refresh",
     "require_signatures",
