@@ -319,8 +319,11 @@ def _line(result: CheckedOutcome) -> str:
     outcome = result.outcome
     mark = "  " if result.expected else "! "
     described = [f"{mark}{outcome.status:<12} {outcome.program} on {outcome.way}", f"{outcome.seconds:.2f} s"]
-    described.append(f"{outcome.groups} groups, {outcome.specialisations} compiled")
-    described += [text for text in (outcome.detail, result.reason) if text]
+    described.append(f"{outcome.groups} groups, {outcome.specialisations} compiled, {outcome.compiled_calls} calls")
+    left_out = [
+        f"{op}: {reason}" for op, reason in outcome.operators.items() if reason and reason not in outcome.detail
+    ]
+    described += [text for text in (outcome.detail, *left_out, result.reason) if text]
     return ": ".join([described[0], ", ".join(described[1:3]), *described[3:]])
 
 

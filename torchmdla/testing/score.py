@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torchmdla.report.rendering import count_text
 from torchmdla.testing.checking import PASSING, RIGHT, Outcome
 from torchmdla.testing.samples import operator_of
 
@@ -92,8 +93,8 @@ class Score:
     def __str__(self) -> str:
         sampled = sum(operator.samples > 0 for operator in self.operators.values())
         return (
-            f"score of {self.device}: {self.percent:.1f} % ({self.right} of {self.samples} samples of {sampled} "
-            "declared operators ran on it and were right)"
+            f"score of {self.device}: {self.percent:.1f} % ({self.right} of {count_text(self.samples, 'sample')} of "
+            f"{count_text(sampled, 'declared operator')} ran on it and were right)"
         )
 
     def to_dict(self) -> dict[str, Any]:
