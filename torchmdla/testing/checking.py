@@ -113,11 +113,6 @@ class Outcome:
     precision: str | None = None
     code: tuple[str, ...] = ()
 
-    @property
-    def is_right(self) -> bool:
-        """Return whether the program ran on the device, at least in part, and its results are eager's."""
-        return self.compiled_calls > 0 and self.status in RIGHT
-
 
 def check(program: Program, way: str, variant: Variant, seed: int = 0, precision: str | None = None) -> Outcome | None:
     """Return the outcome of ``program`` on a variant, in this process; None if the variant does not support it.

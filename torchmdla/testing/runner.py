@@ -24,6 +24,7 @@ from torchmdla.testing.checking import PASSING, RIGHT, Outcome, check, dispatche
 from torchmdla.testing.expected import expected_failure
 from torchmdla.testing.frontends import AUTOMATIC, device_options, variant_of, variants_for
 from torchmdla.testing.programs import Program
+from torchmdla.testing.score import has_run, is_captured
 
 # The time for starting a process, in addition to the time of a program.
 _START_SECONDS = 300
@@ -240,7 +241,7 @@ def _serve(pipe: Connection[Any, Any], memory: int) -> None:
 
 
 def _check_on_first(program: Program, seed: int, device: Device) -> Outcome | None:
-    """Return the outcome on the first variant that runs a part of the program on the device, or that fails.
+    """Return the outcome on the first variant that runs the program on the device, at least in part, or that fails.
 
     If no variant does, the outcome is that of the first variant that captures declared operators. None means that no
     variant supports the program.
@@ -255,10 +256,10 @@ def _check_on_first(program: Program, seed: int, device: Device) -> Outcome | No
         outcome = check(program, way, variant_of(way), seed, precision_of(device))
         if outcome is None:
             continue
-        if outcome.compiled_calls or outcome.status not in PASSING | RIGHT:
+        if has_run(outcome) or outcome.status not in PASSING | RIGHT:
             return outcome
         outcomes.append(outcome)
-    return max(outcomes, key=lambda outcome: bool(outcome.operators), default=None)
+    return max(outcomes, key=is_captured, default=None)
 
 
 def _silence() -> None:
