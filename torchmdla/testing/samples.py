@@ -10,7 +10,7 @@ from __future__ import annotations
 import linecache
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -26,7 +26,7 @@ from torchmdla.testing.device_use import declared_operators
 from torchmdla.testing.op_samples import SAMPLES
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copy_tensor
-from torchmdla.testing.programs.operators import accept_by_position, on_tensors, operator
+from torchmdla.testing.programs.operators import accept_by_position, operator
 
 _PREFIX = "samples."
 
@@ -42,9 +42,6 @@ _USERS = ("aten::neg", "aten::relu", "aten::abs", "aten::add.Tensor", "aten::mul
 
 # The arguments of operators that are weights.
 _WEIGHTS = frozenset({"weight", "bias", "running_mean", "running_var"})
-
-# A factory of a module, and the module's inputs.
-_Made = tuple[Callable[[], nn.Module], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -111,12 +108,9 @@ def programs(name: str, seed: int = 0, limit: int | None = None) -> Iterator[Pro
     repetitions = 1 if device.ops[op].kind == "compute" else 2
     for call in islice(declared_calls(op, device), limit):
         title = f"{name}.{call.dtype}:{call.index}"
-        if _is_composite(op) and not call.use.is_of_list:
-            make, inputs = _scripted_module(title, operator(op), call, repetitions)
-            yield Program(title, make, inputs, tags=frozenset({"scripted"}))
-        else:
-            make, inputs = _module_of(operator(op), call, repetitions)
-            yield Program(title, make, inputs, tags=frozenset({"python"}))
+        is_scripted = _is_composite(op) and not call.use.is_of_list
+        make, inputs = _module_of(title, operator(op), call, repetitions, is_scripted)
+        yield Program(title, make, inputs, tags=frozenset({"scripted" if is_scripted else "python"}))
 
 
 def _is_composite(op: str) -> bool:
@@ -130,61 +124,23 @@ def _is_composite(op: str) -> bool:
     )
 
 
-def _module_of(called: Any, call: SampleCall, repetitions: int) -> _Made:
-    """Return a module that calls an operator several times, and its inputs."""
-    weights = _weights(called, call)
-    names = [argument.name for argument in called._schema.arguments]
-    others = [None if name in weights else value for name, value in zip(names, call.arguments, strict=False)]
-    calls = [tree_map_only(Tensor, copy_tensor, others) for _ in range(repetitions)]
-    function, inputs = on_tensors(lambda *calls: calls, calls)
-    return _with_buffers(partial(_Sample, called, call.use, function, names), weights), inputs
+def _module_of(
+    title: str, called: Any, call: SampleCall, repetitions: int, is_scripted: bool
+) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    """Return a factory of a module that calls an operator several times, and its inputs.
 
-
-def _weights(called: Any, call: SampleCall) -> dict[str, Tensor]:
-    """Return the arguments that are weights. They become buffers, because a device may need them to be constant."""
-    named = zip((argument.name for argument in called._schema.arguments), call.arguments, strict=False)
-    return {name: value for name, value in named if name in _WEIGHTS and isinstance(value, Tensor)}
-
-
-def _with_buffers(make_module: Callable[[], nn.Module], buffers: Mapping[str, Tensor]) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        module = make_module()
-        for name, value in buffers.items():
-            module.register_buffer(name, copy_tensor(value))
-        return module
-
-    return make
-
-
-class _Sample(nn.Module):
-    """Module that calls an operator.
-
-    Args:
-        called: the operator.
-        use: function of its results.
-        arguments: function from the inputs of the module to the arguments of each call.
-        names: the names of the operator's arguments. Buffers have the names of those that they replace.
+    Arguments that are weights become buffers, because a device may need them to be constant. The module's class is
+    written as text, which every frontend can capture. TorchScript selects overloads itself, so a scripted module does
+    not name them.
     """
-
-    def __init__(
-        self, called: Any, use: Use, arguments: Callable[..., Sequence[Sequence[Any]]], names: Sequence[str]
-    ) -> None:
-        super().__init__()
-        self._called, self._use, self._arguments, self._names = called, use, arguments, names
-
-    def forward(self, *inputs: Tensor) -> Any:
-        call = accept_by_position(self._called)
-        weights = dict(self.named_buffers())
-        return tuple(
-            self._use(call(*(weights.get(name, value) for name, value in zip(self._names, arguments, strict=False))))
-            for arguments in self._arguments(*inputs)
-        )
-
-
-def _scripted_module(title: str, called: Any, call: SampleCall, repetitions: int) -> _Made:
-    """Return the same as :func:`_module_of` as a class with source text, which TorchScript's compiler can read."""
-    weights = _weights(called, call)
+    schema = called._schema.arguments
+    named = zip((argument.name for argument in schema), call.arguments, strict=False)
+    weights = {name: value for name, value in named if name in _WEIGHTS and isinstance(value, Tensor)}
     inputs: list[Tensor] = []
+
+    def render_name(called: Any) -> str:
+        name = f"torch.ops.{called._schema.name.replace('::', '.')}"
+        return name if is_scripted else f"{name}.{called._overloadname}"
 
     def render(value: Any) -> str:
         if isinstance(value, Tensor):
@@ -200,20 +156,28 @@ def _scripted_module(title: str, called: Any, call: SampleCall, repetitions: int
         text = f"self.{argument.name}" if argument.name in weights else render(value)
         return f"{argument.name}={text}" if argument.kwarg_only else text
 
+    def render_use(result: str) -> str:
+        return f"{render_name(operator(call.use.op))}({', '.join([result] * call.use.count)})"
+
     lines = []
     for number in range(repetitions):
-        arguments = map(render_argument, called._schema.arguments, call.arguments)
-        lines.append(f"y{number} = {_script_name(called)}({', '.join(arguments)})")
-        if call.use.op:
-            used = ", ".join([f"y{number}"] * call.use.count)
-            lines.append(f"y{number} = {_script_name(operator(call.use.op))}({used})")
+        arguments = map(render_argument, schema, call.arguments)
+        lines.append(f"y{number} = {render_name(called)}({', '.join(arguments)})")
+        if call.use.is_of_list:
+            lines.append(f"y{number} = [{render_use('y')} for y in y{number}]")
+        elif call.use.op:
+            lines.append(f"y{number} = {render_use(f'y{number}')}")
     lines.append(f"return ({' '.join(f'y{number},' for number in range(repetitions))})")
     parameters = "".join(f", x{number}: Tensor" for number in range(len(inputs)))
-    return _with_buffers(_class_of(title, f"def forward(self{parameters}):", lines), weights), tuple(inputs)
+    sample_class = _class_of(title, f"def forward(self{parameters}):", lines)
 
+    def make() -> nn.Module:
+        module = sample_class()
+        for name, value in weights.items():
+            module.register_buffer(name, copy_tensor(value))
+        return module
 
-def _script_name(called: Any) -> str:
-    return f"torch.ops.{called._schema.name.replace('::', '.')}"
+    return make, tuple(inputs)
 
 
 def _class_of(title: str, head: str, body: Sequence[str]) -> type[nn.Module]:
