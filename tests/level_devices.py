@@ -84,12 +84,6 @@ class ChannelsLastDevice(_LevelDevice):
     _layouts = Layouts(channels_last=True, packs_weights=True)
 
 
-class BlockedDevice(_LevelDevice):
-    name = "of_blocks"
-    _level = "linalg"
-    _layouts = Layouts(blocks=(8, 8, 8), packs_weights=True)
-
-
 class TosaDevice(_LevelDevice):
     name = "of_tosa"
     _level = "tosa"

@@ -15,6 +15,7 @@ from torchmdla.devices.capabilities import (
     Tuning,
 )
 from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpKind, OpSupport, TensorType
+from torchmdla.devices.levels import Layouts, LegalProgram, Level
 
 __all__ = [
     "Arithmetic",
@@ -22,7 +23,10 @@ __all__ = [
     "CrossCompilation",
     "Device",
     "HostProcessor",
+    "Layouts",
+    "LegalProgram",
     "Legalisation",
+    "Level",
     "LoadedCode",
     "Node",
     "NodeTypes",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
 from torchmdla.devices.device import Node, NodeTypes
-from torchmdla.devices.levels import Layouts, LegalProgram, Level
+from torchmdla.devices.levels import Layouts, LegalProgram, Level, composite_ops_of
 
 # A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
 Progress = Callable[[TunedKernel, int, float], object]
@@ -68,9 +68,9 @@ class Legalisation(ABC):  # noqa: B024 (each member has a default)
     def composite_ops(self) -> frozenset[str]:
         """Return the operators that the importer must not decompose, by schema name with overload.
 
-        The device has an operation of its own for each of them, or its :attr:`level` has one.
+        The device has an operation of its own for each of them. Default: those for which its :attr:`level` has one.
         """
-        return frozenset()
+        return composite_ops_of(self.level)
 
     @property
     def level(self) -> Level:
