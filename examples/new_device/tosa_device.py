@@ -54,7 +54,7 @@ INSTRUCTIONS: Mapping[str, Callable[..., Any]] = {
     "tosa.transpose": lambda x, perms: np.transpose(x, perms),
     "tosa.concat": lambda *parts, axis: np.concatenate(parts, axis),
 }
-COMPUTE = "conv2d linear mm addmm max_pool2d adaptive_avg_pool2d softmax.int"
+COMPUTE = "conv2d convolution linear mm addmm max_pool2d adaptive_avg_pool2d mean.dim softmax.int _softmax"
 CHEAP = "relu hardtanh add.Tensor sub.Tensor mul.Tensor cat"
 VIEWS = "flatten.using_ints view t transpose.int permute"
 

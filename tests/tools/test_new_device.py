@@ -31,6 +31,17 @@ def test_the_example_runs_by_every_frontend() -> None:
 
 
 @pytest.mark.sampled(0)
+def test_the_example_of_tosa_runs_packs_again_for_new_weights() -> None:
+    done = run("run_tosa.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "as eager",
+        "as eager with other weights",
+        "groups compiled: 1, fallbacks: none, left out: none",
+    ]
+
+
+@pytest.mark.sampled(0)
 def test_it_is_checked_by_the_registry_of_programs() -> None:
     device = "numpy_device:NumpyDevice"
     done = run("-m", "torchmdla.testing", "--device", device, "--filter", "products.linear", "--jobs", "1", "--verbose")
