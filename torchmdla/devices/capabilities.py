@@ -135,7 +135,7 @@ class HostProcessor(ABC):
 
 
 class CrossCompilation(ABC):
-    """Compilation for other machines, which files with compiled code need. Default: the device compiles for this one."""
+    """Compilation for other machines, for files with compiled code. Default: the device compiles for this machine."""
 
     @abstractmethod
     def target_for(self, processor: str) -> Target:

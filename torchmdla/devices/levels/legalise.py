@@ -79,9 +79,7 @@ def _parse(program: Program) -> ir.Module:
 def _to_linalg(program: Program, layouts: Layouts) -> ir.Module:
     if layouts.channels_last:
         module = _to_tosa(program, layouts)
-        with convert_errors("no lowering from tosa to linalg for this op and these types"):
-            run(module, *_TOSA_TO_LINALG)
-        _open_pools(module)
+        lower_tosa(module)
     else:
         module = to_linalg(program)
     if layouts.blocks is not None:
@@ -89,6 +87,17 @@ def _to_linalg(program: Program, layouts: Layouts) -> ir.Module:
         with convert_errors("no blocks for this product"):
             run(module, f"func.func(linalg-block-pack-matmul{{block-factors={sizes}}})", "canonicalize", "cse")
     return module
+
+
+def lower_tosa(module: ir.Module) -> None:
+    """Lower a module in TOSA to linalg on tensors, in place.
+
+    Raises:
+        CompileError: upstream does not lower an op.
+    """
+    with convert_errors("no lowering from tosa to linalg for this op and these types"):
+        run(module, *_TOSA_TO_LINALG)
+    _open_pools(module)
 
 
 def _to_tosa(program: Program, layouts: Layouts) -> ir.Module:
