@@ -185,13 +185,15 @@ def quantizer_of(
 def _export(model: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any], dynamic_shapes: Any) -> GraphModule:
     """Return the model as a graph without in-place operators, whose nodes can be quantised one by one."""
     if isinstance(model, ExportedProgram):
-        return model.run_decompositions({}).module()
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        program = model
+    elif not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise TypeError(f"quantise takes a module or an exported program, got {type(model).__name__}")
-    if model.training:
+    elif model.training:
         raise ValueError("the model is in training mode: call model.eval() before quantise")
-    program = torch.export.export(model, positional, dict(keywords), dynamic_shapes=dynamic_shapes)
-    return program.run_decompositions({}).module()
+    else:
+        program = torch.export.export(model, positional, dict(keywords), dynamic_shapes=dynamic_shapes)
+    graph_module: GraphModule = program.run_decompositions({}).module()
+    return graph_module
 
 
 def _call_of(batch: Any, taken: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
