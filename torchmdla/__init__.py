@@ -30,6 +30,7 @@ if TYPE_CHECKING or _missing is None:
     from torchmdla import acap
     from torchmdla.acap import acap_device
     from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, refresh, supported_ops
+    from torchmdla.capture import cache_artifacts
     from torchmdla.report.observing import profile_kernels, trace_compiles
     from torchmdla.report.statistics import Statistics, reset_stats, stats
 
@@ -115,6 +116,15 @@ __all__ = [
 
 
 _set_logs()
+
+
+def _package_groups(*arguments: Any) -> Any:
+    """Return the package of a saved graph's groups. The module is imported here: most processes save nothing."""
+    return importlib.import_module("torchmdla.packages.graphs").code_of(*arguments)
+
+
+if _missing is None:
+    cache_artifacts.set_packager(_package_groups)
 
 
 def __getattr__(name: str) -> Any:

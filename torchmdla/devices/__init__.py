@@ -83,8 +83,8 @@ def register(device: Device) -> None:
             )
     if hasattr(type(device), "supports"):
         raise TypeError(
-            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and return the reason of "
-            "a refusal from refusal(node, types)"
+            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and let "
+            "refusal(node, types) return why a call is refused"
         )
     _devices[device.name] = device
 
