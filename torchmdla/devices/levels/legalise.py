@@ -160,14 +160,21 @@ def _open_pools(module: ir.Module) -> None:
         if isinstance(value, ir.FloatAttr) and value.value == -_greatest(value.type):
             with ir.InsertionPoint(fill), fill.location:
                 infinity = ir.FloatAttr.get(value.type, -float("inf"))
-                fill.operands[0] = ir.Operation.create("arith.constant", [value.type], attributes={"value": infinity}).result
+                fill.operands[0] = ir.Operation.create(
+                    "arith.constant", [value.type], attributes={"value": infinity}
+                ).result
 
 
 def _is_constant(owner: Any) -> bool:
     return isinstance(owner, ir.OpView | ir.Operation) and owner.operation.name == "arith.constant"
 
 
-_GREATEST = {"f16": 65504.0, "bf16": (2 - 2**-7) * 2.0**127, "f32": (2 - 2**-23) * 2.0**127, "f64": (2 - 2**-52) * 2.0**1023}
+_GREATEST = {
+    "f16": 65504.0,
+    "bf16": (2 - 2**-7) * 2.0**127,
+    "f32": (2 - 2**-23) * 2.0**127,
+    "f64": (2 - 2**-52) * 2.0**1023,
+}
 
 
 def _greatest(kind: ir.Type) -> float:
