@@ -196,7 +196,7 @@ def compile_ahead(group: _C.Group, device_name: str) -> None:
         device = _device(device_name)
         record, imported = group.subgraph.import_ahead(group.parameters, _import_options(device, ()))
         refusals.check(group.subgraph, record, device)
-        program = _program(imported, device)
+        program = _program(imported, device, group.subgraph, record)
         if not service.default_service().compiles_in_process(program):
             background.submit_ahead(partial(service.compile_program, program))
 
@@ -297,7 +297,8 @@ def _loss(subgraph: Subgraph, record: Record, imported: ImportedGraph, device: d
     if not isinstance(device, devices.CostModel) or isinstance(device, devices.HostProcessor):
         return ""
     moved = [argument for argument in imported.arguments if argument.role == "input" and argument.kind == "tensor"]
-    tensors = [devices.TensorType(tensor.dtype, tensor.shape) for tensor in (*moved, *imported.results)]
+    tensors = [devices.TensorType(tensor.dtype, tensor.shape) for tensor in moved]
+    tensors += [devices.TensorType(tensor.dtype, tensor.shape) for tensor in imported.results]
     calls = [(node, types) for _, node, types in calls_of(subgraph, record)]
     return loss(device.name, device, calls, tensors, _C.kernel_threads())
 

@@ -85,5 +85,5 @@ class Subgraph(Protocol):
 
 
 def calls_of(subgraph: Subgraph, record: Record) -> Iterator[tuple[int, Node, NodeTypes]]:
-    """Yield the calls of a subgraph in the form that devices get (:meth:`torchmdla.devices.Composition.program_options`)."""
+    """Yield the calls of a subgraph in the form that a :class:`torchmdla.devices.Composition` gets."""
     return ((call.number, call.node, call.types) for call in subgraph.calls(record))

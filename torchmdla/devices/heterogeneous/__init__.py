@@ -23,7 +23,7 @@ from torchmdla.devices.capabilities import (
     HostProcessor,
     Legalisation,
 )
-from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpSupport, TensorType
+from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpSupport
 
 # Without cost models the first device that takes a call is preferred, by these weights. A part must outweigh its
 # launch: one operator that is worth a group, or two that are not alone.
@@ -71,8 +71,8 @@ class HeterogeneousDevice(Device, Arithmetic, CallSelection, Composition, Legali
 
     @property
     def composite_ops(self) -> frozenset[str]:
-        kept = (device.composite_ops for device in self.components if isinstance(device, Legalisation))
-        return frozenset().union(*kept)
+        whole = (device.composite_ops for device in self.components if isinstance(device, Legalisation))
+        return frozenset().union(*whole)
 
     @property
     def version(self) -> str:
@@ -165,7 +165,7 @@ def _refusal(device: Device, node: Node, types: NodeTypes) -> str:
         return f"device {device.name!r} has no such operator"
     if any(tensor.dtype not in device.dtypes for tensor in types.tensors()):
         return f"device {device.name!r} does not take the dtype of its inputs or results"
-    values = {name: type_ for name, type_ in types.arguments.items() if isinstance(type_, TensorType)} | node.values
+    values = {**types.arguments, **node.values}
     if any((type(values.get(name)), values.get(name)) != (type(v), v) for name, v in support.where.items()):
         return f"device {device.name!r} does not take it with these arguments"
     if isinstance(device, CallSelection) and (reason := device.refusal(node, types)):

@@ -64,8 +64,8 @@ class Cutter:
         self._graphs = graphs
         self._targets = [Target(**fields) for fields in json.loads(program.target.features)]
         measured = json.loads(dict(program.options).get(MEASURED, "[]")) or [[]] * len(self._targets)
-        own = tuple(pair for pair in program.options if pair[0] not in (OPTION, MEASURED))
-        self._options = [(*own, *((name, value) for name, value in options)) for options in measured]
+        common = tuple(pair for pair in program.options if pair[0] not in (OPTION, MEASURED))
+        self._options = [(*common, *((name, value) for name, value in options)) for options in measured]
         if len({len(graph.calls) for graph in graphs}) > 1:
             raise CompileError("the calls of the program depend on the sizes")
 

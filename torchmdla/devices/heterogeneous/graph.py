@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,7 +178,7 @@ class ProgramGraph:
         copies.update(zip(operation.results, copy.results, strict=True))
 
 
-def numbers_in(diagnostic: str) -> Collection[int]:
+def numbers_in(diagnostic: str) -> set[int]:
     """Return the numbers of the nodes that a compiler's message contains, in locations."""
     return set(map(int, re.findall(r'\("graph":(\d+)', diagnostic)))
 

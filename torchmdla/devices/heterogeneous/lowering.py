@@ -141,7 +141,9 @@ def _assemble(
             for part, block, buffers in zip(parts, blocks, values, strict=True)
         ],
     }
-    packs, kernels, parameters = [Pack("program", program.key, (), _POINTER_BYTES)], [], []
+    packs = [Pack("program", program.key, (), _POINTER_BYTES)]
+    kernels: list[KernelCall] = []
+    parameters: list[int] = []
     for piece, manifest in zip(pieces, manifests, strict=True):
         numbers = piece.argument_numbers
         packs += [replace(pack, arguments=tuple(numbers[k] for k in pack.arguments)) for pack in manifest.packs]

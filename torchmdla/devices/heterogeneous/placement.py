@@ -125,9 +125,11 @@ class Placement:
             return ""
         if reason := self._reasons[call.place][0]:
             return reason
+        there, here = self._seconds[call.place][0], self._seconds[call.place][device]
+        if there == here:  # It is with its neighbours.
+            return ""
         if not self._costs.is_modelled:
             return f"a part of it alone on device {names[0]!r} would save nothing"
-        there, here = self._seconds[call.place][0], self._seconds[call.place][device]
         return f"it takes {there:.2g} s on device {names[0]!r}, where it needs transfers, and {here:.2g} s here"
 
     # Division
@@ -197,7 +199,7 @@ class Placement:
 
     def _without_losses(self, places: list[int]) -> list[int]:
         """Return the placement after every part has moved to a later device where that costs less."""
-        best, before = self._total(places), math.inf
+        best, before = self.total(places), math.inf
         while best < before:
             before = best
             for part in self._parts_of(places):
@@ -205,11 +207,11 @@ class Placement:
                     moved = list(places)
                     for call in part.calls:
                         moved[call.place] = device
-                    if (total := self._total(moved)) < best:
+                    if (total := self.total(moved)) < best:
                         places, best = moved, total
         return places
 
-    def _total(self, places: Sequence[int]) -> float:
+    def total(self, places: Sequence[int]) -> float:
         """Return the seconds of a placement."""
         seconds = sum(self._seconds[place][device] for place, device in enumerate(places))
         seconds += sum(self._links[part.device].launch for part in self._parts_of(places))
