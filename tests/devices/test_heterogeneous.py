@@ -51,7 +51,7 @@ class Around(nn.Module):
         self.before, self.after, self.op = nn.Linear(8, 8), nn.Linear(8, 8), op
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.op(self.before(x)).cumsum(0))
+        return self.after(self.op(self.before(x)).softmax(0))
 
 
 def parts(since: set[int]) -> list[DevicePart]:
@@ -135,7 +135,7 @@ def test_a_call_that_a_device_does_not_compile_moves_to_the_next(op: Callable[[T
 def test_a_call_that_no_device_compiles_runs_by_eager() -> None:
     torchmdla.enable(device="numpy,picky")
     with pytest.warns(RuntimeWarning, match="aten::atan: no arcs"):
-        found = run_and_list_parts(lambda x: (x @ x.T).atan() @ x, X)
+        found = run_and_list_parts(lambda x: torch.mm(torch.mm(x, x.t()).atan(), x), X)
     assert {part.device for part in found} == {"numpy"}
     assert torchmdla.stats().fallbacks == {}
 
@@ -150,18 +150,18 @@ def test_an_error_of_eager_is_raised_by_eager() -> None:
         for _ in range(4):
             assert_matches(compiled(good), linear(table(good)))
         assert set(torchmdla.stats().devices) == {"cpu", "numpy"}
-        with pytest.raises(IndexError):
+        with pytest.raises(RuntimeError, match="index out of range"):
             compiled(bad)
         assert_matches(compiled(good), linear(table(good)))
 
 
 def test_training_steps() -> None:
-    torchmdla.enable(device="numpy,cpu")
+    torchmdla.enable(device="picky,cpu")
     model = build().train()
     expected = torch.autograd.grad(model(X).square().mean(), list(model.parameters()))
     compiled = torch.compile(model, backend="torchmdla")
     assert_matches(torch.autograd.grad(compiled(X).square().mean(), list(model.parameters())), expected, layers=6)
-    assert torchmdla.stats().devices.keys() == {"cpu", "numpy"}
+    assert torchmdla.stats().devices.keys() == {"cpu", "picky"}
     assert torchmdla.stats().fallbacks == {}
 
 
@@ -174,7 +174,7 @@ def test_sizes_vary_if_all_devices_take_that(names: str, is_dynamic: bool) -> No
         for rows in (3, 7, 5, 11, 2):
             x = torch.randn(rows, 8)
             assert_matches(compiled(x), model(x), layers=3)
-    assert torchmdla.stats().dynamic == is_dynamic
+    assert torchmdla.stats().dynamic == is_dynamic, torchmdla.stats().not_dynamic
     assert torchmdla.stats().devices.keys() == set(names.split(","))
     assert torchmdla.stats().fallbacks == {}
 
@@ -229,5 +229,5 @@ def test_options_reach_their_device() -> None:
 def test_strict_mode_reports_the_last_error() -> None:
     torchmdla.enable(device="numpy,picky", strict=True)
     with pytest.raises(CompileError, match="no arcs"), torch.no_grad():
-        torchmdla.compile(lambda x: (x @ x.T).atan() @ x, X)
+        torchmdla.compile(lambda x: torch.mm(torch.mm(x, x.t()).atan(), x), X)
     torchmdla.enable(device="numpy,cpu")
