@@ -312,6 +312,8 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "logical_or": mapped("or"),
     "bitwise_not": mapped("not"),
     "logical_not": mapped("not"),
+    "square": lambda code, x: code.map("mul", x, x),
+    "relu6": lambda code, x: clamp(code, x, 0, 6),
     "clamp": clamp,
     "leaky_relu": leaky_relu,
     "gelu": gelu,
