@@ -58,7 +58,7 @@ class TensorType:
 
     @property
     def is_contiguous(self) -> bool:
-        """Return whether the elements are in the order of the dimensions without gaps. Strides of size 1 do not count."""
+        """Return whether the elements are in the order of the dimensions, without gaps."""
         contiguous = TensorType(self.dtype, self.shape).strides
         places = zip(self.shape, self.strides, contiguous, strict=True)
         return 0 in self.shape or all(size == 1 or stride == expected for size, stride, expected in places)
