@@ -367,6 +367,9 @@ def _executable(
         competes_with_eager=isinstance(device, devices.HostProcessor) and device.competes_with_eager,
         in_place=_in_place(subgraph, imported, manifest),
         releases=manifest.releases,
+        context=loaded.context,
+        wait=loaded.wait,
+        forget=loaded.forget,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from torchmdla.devices.capabilities import (
     Arithmetic,
+    Asynchronous,
     CallSelection,
     CrossCompilation,
     HostProcessor,
@@ -18,6 +19,7 @@ from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpKind
 
 __all__ = [
     "Arithmetic",
+    "Asynchronous",
     "CallSelection",
     "CrossCompilation",
     "Device",
@@ -41,7 +43,7 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
 
-CAPABILITIES = (Arithmetic, CallSelection, CrossCompilation, HostProcessor, Legalisation, Tuning)
+CAPABILITIES = (Arithmetic, Asynchronous, CallSelection, CrossCompilation, HostProcessor, Legalisation, Tuning)
 
 # Built-in devices, imported at the first use.
 _BUILT_IN = {"cpu": "torchmdla.devices.cpu:CpuDevice", "mdla": "torchmdla.devices.mdla:MdlaDevice"}
