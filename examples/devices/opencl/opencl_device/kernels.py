@@ -15,6 +15,7 @@ The parallel loops of an op are the work items, and its reductions are loops in 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -184,7 +185,7 @@ class Generator:
             shape, strides = [], []
             for group in _reassociation(op):
                 dims = [(view.shape[d], view.strides[d]) for d in group if view.shape[d] != 1]
-                if any(outer != n * inner for (_, outer), (n, inner) in zip(dims, dims[1:], strict=False)):
+                if any(outer != n * inner for (_, outer), (n, inner) in itertools.pairwise(dims)):
                     return collapse(self._copied(view))
                 shape.append(math.prod(n for n, _ in dims))
                 strides.append(dims[-1][1] if dims else 0)

@@ -91,7 +91,9 @@ def _to_linalg(program: Program) -> Any:
         results = list(function.type.results)
         end = function.regions[0].blocks[0].operations[-1]
         # A value that is also returned is not fused. A sum would compute its operands again for each of its results.
-        reductions = [op for op in ops_named(function, {"linalg.generic"}) if "reduction" in str(op.attributes["iterator_types"])]
+        reductions = [
+            op for op in ops_named(function, {"linalg.generic"}) if "reduction" in str(op.attributes["iterator_types"])
+        ]
         _return(function, [*end.operands, *(value for op in reductions for value in _computed(op))])
         run(module, _FUSE)
         _return(function, list(function.regions[0].blocks[0].operations[-1].operands)[: len(results)])

@@ -94,7 +94,7 @@ class DeviceProgram:
 
 
 def share_memory(steps: Sequence[Step]) -> None:
-    """Number the temporary buffers, so that buffers that are not needed at the same time share memory.
+    """Let temporary buffers that are not needed at the same time share memory, by their numbers.
 
     Kernels of a call run one after the other. Buffers with the same number have the same size.
     """

@@ -31,7 +31,7 @@ def library() -> ctypes.CDLL:
     """Return the runtime.
 
     Raises:
-        CompileError: there is no C compiler, or it reports an error.
+        CompileError: a C compiler is not installed, or it reports an error.
     """
     source = Path(__file__).with_name("runtime.c")
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchmdla_opencl"

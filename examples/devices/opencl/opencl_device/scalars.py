@@ -28,11 +28,17 @@ _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 # Predicates of arith.cmpf, by number: false, six ordered, ordered, six unordered or equal, unordered, true.
 _ORDERED = {1: "==", 2: ">", 3: ">=", 4: "<", 5: "<=", 6: "!="}
 
-# Texts with the operands as {0}, {1}, {2}, the result's type as {t}, and its unsigned type as {u}. Integers wrap around.
-# A divisor 0 does not reach these operations: eager raises an error for it.
+# Texts with the operands as {0}, {1}, {2}, the result's type as {t}, and its unsigned type as {u}. Integers wrap
+# around. A divisor 0 does not reach these operations: eager raises an error for it.
 _TEXTS: Mapping[str, str] = {
-    **{f"arith.{name}f": f"({{0}} {sign} {{1}})" for name, sign in zip(("add", "sub", "mul", "div"), "+-*/", strict=True)},
-    **{f"arith.{name}i": f"({{t}})(({{u}}){{0}} {sign} ({{u}}){{1}})" for name, sign in zip(("add", "sub", "mul"), "+-*", strict=True)},
+    **{
+        f"arith.{name}f": f"({{0}} {sign} {{1}})"
+        for name, sign in zip(("add", "sub", "mul", "div"), "+-*/", strict=True)
+    },
+    **{
+        f"arith.{name}i": f"({{t}})(({{u}}){{0}} {sign} ({{u}}){{1}})"
+        for name, sign in zip(("add", "sub", "mul"), "+-*", strict=True)
+    },
     **{f"arith.{name}i": f"({{0}} {sign} {{1}})" for name, sign in zip(("and", "or", "xor"), "&|^", strict=True)},
     "arith.divsi": "({1} == -1 ? ({t})(0 - ({u}){0}) : {1} == 0 ? 0 : {0} / {1})",
     "arith.remsi": "({1} == -1 || {1} == 0 ? 0 : {0} % {1})",
@@ -47,7 +53,10 @@ _TEXTS: Mapping[str, str] = {
     "arith.maxnumf": "fmax({0}, {1})",
     "arith.minnumf": "fmin({0}, {1})",
     "arith.select": "({0} ? {1} : {2})",
-    **{f"arith.{name}": "(({t}){0})" for name in ("extf", "truncf", "sitofp", "uitofp", "fptosi", "trunci", "index_cast")},
+    **{
+        f"arith.{name}": "(({t}){0})"
+        for name in ("extf", "truncf", "sitofp", "uitofp", "fptosi", "trunci", "index_cast")
+    },
     "math.absi": "({0} < 0 ? ({t})(0 - ({u}){0}) : {0})",
     "math.absf": "fabs({0})",
     "math.powf": "pow({0}, {1})",
@@ -60,7 +69,21 @@ _TEXTS: Mapping[str, str] = {
         f"math.{name}": f"{name}({{0}})"
         for name in (
             *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "cos", "cosh", "erf", "exp", "exp2"),
-            *("expm1", "floor", "log", "log10", "log1p", "log2", "round", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"),
+            *(
+                "expm1",
+                "floor",
+                "log",
+                "log10",
+                "log1p",
+                "log2",
+                "round",
+                "rsqrt",
+                "sin",
+                "sinh",
+                "sqrt",
+                "tan",
+                "tanh",
+            ),
             "trunc",
         )
     },
@@ -92,7 +115,7 @@ def expression(op: Any, operands: Sequence[str]) -> str:
     """Return the value of an operation on numbers.
 
     Raises:
-        CompileError: there is no such operation in OpenCL C.
+        CompileError: OpenCL C does not have such an operation.
     """
     if op.name == "arith.constant":
         return number(op.attributes["value"], type_of(op.results[0]))
