@@ -200,8 +200,8 @@ void bind_executable(py::module& module) {
            py::arg("kernel_nodes") = std::vector<std::vector<size_t>>(),
            py::arg("competes_with_eager") = false,
            py::arg("in_place") = std::vector<std::pair<size_t, size_t>>(),
-           py::arg("releases") = std::vector<std::pair<size_t, size_t>>(),
-           py::arg("context") = 0, py::arg("wait") = 0, py::arg("forget") = 0)
+           py::arg("releases") = std::vector<std::pair<size_t, size_t>>(), py::arg("context") = 0,
+           py::arg("wait") = 0, py::arg("forget") = 0)
       .def("__call__", &call, py::arg("inputs"))
       .def_property_readonly("times", &Executable::times)
       .def_property_readonly("owner", [](const Executable& executable) {

@@ -28,9 +28,8 @@ Node* ancestor_in(Block* block, Node* node) {
 
 void insert_wait(Value* value, c10::Symbol group_kind) {
   std::vector<torch::jit::Use> reads;
-  std::ranges::copy_if(value->uses(), std::back_inserter(reads), [&](const auto& use) {
-    return !reads_pending(use.user, group_kind);
-  });
+  std::ranges::copy_if(value->uses(), std::back_inserter(reads),
+                       [&](const auto& use) { return !reads_pending(use.user, group_kind); });
   if (reads.empty()) return;
   auto* block = value->node()->owningBlock();
   auto* first = ancestor_in(block, reads.front().user);

@@ -523,7 +523,8 @@ decltype(PendingCall::recover) CompilationGroup::recovery(c10::ArrayRef<c10::IVa
     for (size_t i = 0; i < inputs.size(); ++i)
       TORCH_CHECK(versions[i] && versions[i] == version_of(inputs[i]), "torchmdla: group ",
                   group->group_.name, ": ", fault, ". PyTorch's operators cannot compute its ",
-                  "results, because ", group->group_.subgraph->input_name(i), " was changed since.");
+                  "results, because ", group->group_.subgraph->input_name(i),
+                  " was changed since.");
     const c10::AutoGradMode no_grad(false);
     Stack stack(inputs);
     group->group_.subgraph->run(stack);

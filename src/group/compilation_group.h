@@ -254,8 +254,8 @@ private:
   void run_with_node(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
                      torch::jit::Stack& stack);
   void limit_growth(const Specialisation& specialisation) const;
-  bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
-            CallKind kind, torch::jit::Stack& stack);
+  bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols, CallKind kind,
+            torch::jit::Stack& stack);
   void run_for_training(torch::jit::Stack& stack);
   bool is_first_run();
   void specialise(const Signature& signature, CallKind kind, torch::jit::Stack& stack);

@@ -191,8 +191,8 @@ void Executable::wait_for_inputs(c10::ArrayRef<c10::IValue> values) const {
     const auto& tensor = tensor_of(binding, values);
     const auto* device = pending_device(tensor);
     if (!device) continue;
-    const bool is_whole = tensor.storage_offset() == 0 &&
-                          (binding.source == Source::dense || tensor.is_contiguous());
+    const bool is_whole =
+        tensor.storage_offset() == 0 && (binding.source == Source::dense || tensor.is_contiguous());
     if (device->wait != code_.asynchronous.wait || !is_whole) wait_for(tensor);
   }
 }

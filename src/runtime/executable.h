@@ -125,8 +125,7 @@ public:
   // soon as no kernel reads it any more. If `recover` is set, results of an asynchronous device are
   // pending (pending.h), and inputs may be.
   bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols,
-           bool gives_up_inputs = false,
-           decltype(PendingCall::recover) recover = nullptr) const;
+           bool gives_up_inputs = false, decltype(PendingCall::recover) recover = nullptr) const;
 
   // Return whether each argument has a value of its kind. Bindings from a file are not trusted.
   bool accepts(c10::ArrayRef<c10::IValue> values) const;

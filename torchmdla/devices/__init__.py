@@ -16,8 +16,16 @@ from torchmdla.devices.capabilities import (
     Tuning,
 )
 from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpKind, OpSupport, TensorType
+from torchmdla.devices.quantisation import (
+    QUANTISED_FORMS,
+    Quantisation,
+    QuantisedPattern,
+    QuantisedType,
+    quantised_patterns_of,
+)
 
 __all__ = [
+    "QUANTISED_FORMS",
     "Arithmetic",
     "Asynchronous",
     "CallSelection",
@@ -30,12 +38,16 @@ __all__ = [
     "NodeTypes",
     "OpKind",
     "OpSupport",
+    "Quantisation",
+    "QuantisedPattern",
+    "QuantisedType",
     "TensorType",
     "Tuning",
     "get",
     "in_use",
     "names",
     "precision_of",
+    "quantised_patterns_of",
     "register",
     "require",
     "use",
@@ -43,7 +55,16 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
 
-CAPABILITIES = (Arithmetic, Asynchronous, CallSelection, CrossCompilation, HostProcessor, Legalisation, Tuning)
+CAPABILITIES = (
+    Arithmetic,
+    Asynchronous,
+    CallSelection,
+    CrossCompilation,
+    HostProcessor,
+    Legalisation,
+    Quantisation,
+    Tuning,
+)
 
 # Built-in devices, imported at the first use.
 _BUILT_IN = {"cpu": "torchmdla.devices.cpu:CpuDevice", "mdla": "torchmdla.devices.mdla:MdlaDevice"}
@@ -73,8 +94,8 @@ def register(device: Device) -> None:
             )
     if hasattr(type(device), "supports"):
         raise TypeError(
-            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and return the reason "
-            "of a refusal from refusal(node, types)"
+            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and let "
+            "refusal(node, types) return why a call is refused"
         )
     _devices[device.name] = device
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
 from torchmdla.devices.device import Node, NodeTypes
+from torchmdla.devices.levels import Layouts, LegalProgram, Level
 
 # A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
 Progress = Callable[[TunedKernel, int, float], object]
@@ -29,9 +30,10 @@ class CallSelection(ABC):
     def refusal(self, node: Node, types: NodeTypes) -> str:
         """Return why a program must not contain this call, as ``"its depth is not a multiple of 16"``; empty if it may.
 
-        The method is called for every call of a group after the group's first run, before it is compiled. The group is
+        The method is called before a group is formed where types are known by then (``torch.compile``,
+        ``torch.export``), and before a group is compiled, with the types of its first run. The group is formed and
         compiled without the calls that are refused, and reports contain the reason. The method must be fast and
-        deterministic.
+        deterministic. An exception is a refusal, with the exception as the reason.
         """
 
 
@@ -75,16 +77,44 @@ class Asynchronous(ABC):  # noqa: B024 (its member has a default)
         return True
 
 
-class Legalisation(ABC):
-    """Form of the programs that a device gets. Default: the operators that the importer decomposes are decomposed."""
+class Legalisation(ABC):  # noqa: B024 (each member has a default)
+    """Form of the programs that a device gets.
+
+    Default: the Torch dialect, in which the operators that the importer decomposes are decomposed.
+    """
 
     @property
-    @abstractmethod
     def composite_ops(self) -> frozenset[str]:
         """Return the operators that the importer must not decompose, by schema name with overload.
 
-        The device has an operation of its own for each of them.
+        The device has an operation of its own for each of them, or its :attr:`level` has one.
         """
+        return frozenset()
+
+    @property
+    def level(self) -> Level:
+        """Return the level of the programs that the device lowers."""
+        return "torch"
+
+    @property
+    def layouts(self) -> Layouts:
+        """Return the layouts that the device prefers at its level."""
+        return Layouts()
+
+    def legalise(self, program: Program) -> LegalProgram:
+        """Return ``program`` at the device's level with its layouts, in MLIR's current context.
+
+        :meth:`torchmdla.devices.Device.lower` calls it::
+
+            with torchmdla.compiler.mlir.new_context(), torch_mlir.ir.Location.unknown():
+                legal = self.legalise(program)
+
+        Raises:
+            CompileError: the level does not have an operation of the program. The group is then compiled around it.
+        """
+        from torchmdla.devices.levels.legalise import legalise
+
+        return legalise(program, self.level, self.layouts)
 
 
 class HostProcessor(ABC):
@@ -124,7 +154,7 @@ class HostProcessor(ABC):
 
 
 class CrossCompilation(ABC):
-    """Compilation for other machines, which files with compiled code need. Default: the device compiles for this one."""
+    """Compilation for other machines, for files with compiled code. Default: the device compiles for this machine."""
 
     @abstractmethod
     def target_for(self, processor: str) -> Target:

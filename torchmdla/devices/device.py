@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from torchmdla.compiler.artifact import Artifact
@@ -34,14 +35,33 @@ class OpSupport:
 
 @dataclass(frozen=True)
 class TensorType:
-    """Type of a tensor in a run: torch's name of the dtype (``"float32"``), and its sizes."""
+    """Type of a tensor in a run.
+
+    Attributes:
+        dtype: torch's name of the dtype (``"float32"``).
+        shape: the sizes.
+        strides: in elements, as ``Tensor.stride()``. Default: those of a contiguous tensor.
+    """
 
     dtype: str
     shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.strides:
+            steps = accumulate(reversed(self.shape[1:]), lambda step, size: step * max(size, 1), initial=1)
+            object.__setattr__(self, "strides", tuple(steps)[::-1] if self.shape else ())
 
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Return whether the elements are in the order of the dimensions without gaps. Strides of size 1 do not count."""
+        contiguous = TensorType(self.dtype, self.shape).strides
+        places = zip(self.shape, self.strides, contiguous, strict=True)
+        return 0 in self.shape or all(size == 1 or stride == expected for size, stride, expected in places)
 
 
 @dataclass(frozen=True)

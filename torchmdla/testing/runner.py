@@ -18,9 +18,9 @@ from time import monotonic
 from typing import Any
 
 from torchmdla.support.limits import limit_memory
-from torchmdla.testing.checking import Outcome, check
+from torchmdla.testing.checking import PASSING, RIGHT, Outcome, check
 from torchmdla.testing.expected import expected_failure
-from torchmdla.testing.frontends import device_options, variant_of
+from torchmdla.testing.frontends import device_options, variant_of, variants_for
 from torchmdla.testing.programs import Program
 
 # The time for starting a process, in addition to the time of a program.
@@ -39,7 +39,7 @@ class Job:
     Attributes:
         source: the module whose ``programs(name, seed, limit)`` finds them.
         name: the name of the program, or of an operator and a dtype in PyTorch's database.
-        way: ``frontend:variant``.
+        way: ``frontend:variant``, or ``auto`` for the first variant that runs a part of the program on the device.
         limit: the maximum number of programs, of an operator's samples; None for all.
         begin: the index of the first program to run, among those of the job.
         options: options of the device, as :func:`torchmdla.testing.frontends.device_options` reads them.
@@ -228,10 +228,27 @@ def _serve(pipe: Connection[Any, Any], memory: int) -> None:
             if index < job.begin:
                 continue
             pipe.send((index, program.name))
-            outcome = check(program, job.way, variant_of(job.way), job.seed, precision)
+            outcome = _check_on_first(program, job, precision)
             if outcome is not None:
                 pipe.send(outcome)
         pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _check_on_first(program: Program, job: Job, precision: str | None) -> Outcome | None:
+    """Return the outcome on the first variant that runs a part of the program on the device, or that fails.
+
+    If no variant does, the outcome is that of the first variant that captures declared operators. None means that no
+    variant supports the program.
+    """
+    outcomes: list[Outcome] = []
+    for way in variants_for(job.way, program):
+        outcome = check(program, way, variant_of(way), job.seed, precision)
+        if outcome is None:
+            continue
+        if outcome.compiled_calls or outcome.status not in PASSING | RIGHT:
+            return outcome
+        outcomes.append(outcome)
+    return max(outcomes, key=lambda outcome: bool(outcome.operators), default=None)
 
 
 def _silence() -> None:

@@ -13,10 +13,11 @@ from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
 from torchmdla.devices.capabilities import Arithmetic, CrossCompilation, HostProcessor, Progress, Tuning
 from torchmdla.devices.device import Device, LoadedCode, OpSupport
+from torchmdla.devices.quantisation import Quantisation, QuantisedPattern
 from torchmdla.errors import unknown_name
 
 
-class CpuDevice(Device, Arithmetic, CrossCompilation, HostProcessor, Tuning):
+class CpuDevice(Device, Arithmetic, CrossCompilation, HostProcessor, Quantisation, Tuning):
     """CPU device: x86-64 and AArch64 through LLVM.
 
     Options of :meth:`configure`:
@@ -60,6 +61,12 @@ class CpuDevice(Device, Arithmetic, CrossCompilation, HostProcessor, Tuning):
         from torchmdla.devices.cpu.target.ops import OPS
 
         return OPS
+
+    @property
+    def quantised_patterns(self) -> Sequence[QuantisedPattern]:
+        from torchmdla.devices.cpu.target.ops import QUANTISED_PATTERNS
+
+        return QUANTISED_PATTERNS
 
     @property
     def dtypes(self) -> frozenset[str]:

@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from opencl_device.program import Buffer, Step
-from opencl_device.scalars import expression, register_type, stored_type, type_of, unsupported
 from torch_mlir import ir
 
+from opencl_device.program import Buffer, Step
+from opencl_device.scalars import expression, register_type, stored_type, type_of, unsupported
 from torchmdla.errors import CompileError
 
 

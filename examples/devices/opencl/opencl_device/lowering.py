@@ -6,10 +6,10 @@ import hashlib
 import math
 from typing import Any
 
-from opencl_device.kernels import Generator
-from opencl_device.program import Buffer, DeviceProgram
 from torch_mlir import ir
 
+from opencl_device.kernels import Generator
+from opencl_device.program import Buffer, DeviceProgram
 from torchmdla.compiler import constants
 from torchmdla.compiler.artifact import Artifact, Manifest, Pack
 from torchmdla.compiler.mlir import convert_errors, forward_of, new_context, ops_named, run

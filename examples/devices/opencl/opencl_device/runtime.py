@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 from opencl_device.program import DeviceProgram
-
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.devices import LoadedCode
 from torchmdla.errors import CompileError
