@@ -916,7 +916,8 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
   }
   enter(Stage::restore_in_place);
   restore_in_place(graph->block());
-  if (groups != 0 && table.is_asynchronous) insert_waits(graph->block(), options.group_kind);
+  if (groups != 0 && table.is_asynchronous)
+    insert_waits(graph->block(), options.group_kind, table.device);
   return groups;
 }
 

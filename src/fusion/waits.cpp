@@ -3,6 +3,7 @@
 #include "fusion_pass.h"
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 namespace torchmdla {
@@ -13,11 +14,18 @@ using torch::jit::Value;
 
 namespace {
 
-// Return whether a node passes its inputs to the device as they are. A group with flags forms
-// groups of its own in each call.
-bool reads_pending(const Node* node, c10::Symbol group_kind) {
-  return node->kind() == group_kind && !node->hasAttribute(flags_attribute());
-}
+// Groups of an asynchronous device.
+struct Groups {
+  const c10::Symbol kind;
+  const std::string device;
+
+  // Return whether a node is one of them, and passes its inputs to the device as they are. A group
+  // with flags forms groups of its own in each call.
+  bool includes(const Node* node) const {
+    return node->kind() == kind && node->s(device_attribute()) == device &&
+           !node->hasAttribute(flags_attribute());
+  }
+};
 
 // Return the node of `block` that contains `node`.
 Node* ancestor_in(Block* block, Node* node) {
@@ -26,10 +34,10 @@ Node* ancestor_in(Block* block, Node* node) {
   return node;
 }
 
-void insert_wait(Value* value, c10::Symbol group_kind) {
+void insert_wait(Value* value, const Groups& groups) {
   std::vector<torch::jit::Use> reads;
   std::ranges::copy_if(value->uses(), std::back_inserter(reads),
-                       [&](const auto& use) { return !reads_pending(use.user, group_kind); });
+                       [&](const auto& use) { return !groups.includes(use.user); });
   if (reads.empty()) return;
   auto* block = value->node()->owningBlock();
   auto* first = ancestor_in(block, reads.front().user);
@@ -43,12 +51,22 @@ void insert_wait(Value* value, c10::Symbol group_kind) {
     read.user->replaceInput(read.offset, wait->output());
 }
 
-bool may_be_pending(const Node* node, c10::Symbol group_kind) {
-  return reads_pending(node, group_kind) &&
-         std::ranges::all_of(node->outputs(), [](const Value* output) {
+bool may_be_pending(const Node* node, const Groups& groups) {
+  return groups.includes(node) && std::ranges::all_of(node->outputs(), [](const Value* output) {
            const auto kind = output->type()->kind();
            return kind == c10::TypeKind::TensorType || kind == c10::TypeKind::IntType;
          });
+}
+
+void insert_waits(Block* block, const Groups& groups) {
+  for (auto* node : block->nodes()) {
+    for (auto* inner : node->blocks())
+      insert_waits(inner, groups);
+    if (!may_be_pending(node, groups)) continue;
+    node->i_(pending_attribute(), 1);
+    for (auto* output : node->outputs())
+      if (output->type()->kind() == c10::TypeKind::TensorType) insert_wait(output, groups);
+  }
 }
 
 } // namespace
@@ -63,15 +81,8 @@ c10::Symbol wait_symbol() {
   return symbol;
 }
 
-void insert_waits(Block* block, c10::Symbol group_kind) {
-  for (auto* node : block->nodes()) {
-    for (auto* inner : node->blocks())
-      insert_waits(inner, group_kind);
-    if (!may_be_pending(node, group_kind)) continue;
-    node->i_(pending_attribute(), 1);
-    for (auto* output : node->outputs())
-      if (output->type()->kind() == c10::TypeKind::TensorType) insert_wait(output, group_kind);
-  }
+void insert_waits(Block* block, c10::Symbol group_kind, const std::string& device) {
+  insert_waits(block, Groups{group_kind, device});
 }
 
 } // namespace torchmdla

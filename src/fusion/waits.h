@@ -3,6 +3,8 @@
 
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <string>
+
 namespace torchmdla {
 
 // Attribute of groups whose results may be pending (runtime/pending.h).
@@ -11,7 +13,7 @@ c10::Symbol pending_attribute();
 // Node kind of a wait. It returns its tensor, whose content is then in host memory.
 c10::Symbol wait_symbol();
 
-// Let the results of the groups of one asynchronous device be pending, and insert waits before the
+// Let the results of the groups of an asynchronous device be pending, and insert waits before the
 // nodes that read them. A wait is as late as possible:
 //
 //   %1 = mdla::CompilationGroup[device="opencl", pending=1](%x)
@@ -21,6 +23,6 @@ c10::Symbol wait_symbol();
 //
 // Groups of the same device read %1 itself, and a value that only they read has no wait. The end of
 // a block reads the values that the block returns.
-void insert_waits(torch::jit::Block* block, c10::Symbol group_kind);
+void insert_waits(torch::jit::Block* block, c10::Symbol group_kind, const std::string& device);
 
 } // namespace torchmdla

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
-from torchmdla.devices import Asynchronous, Device, LoadedCode, OpSupport
+from torchmdla.devices import Asynchronous, Device, Legalisation, LoadedCode, OpSupport
 
 
-class OpenclDevice(Device, Asynchronous):
+class OpenclDevice(Device, Asynchronous, Legalisation):
     """Device of an OpenCL driver: a graphics card, or the processor by PoCL."""
 
     name = "opencl"
     dtypes = frozenset({"float32", "int64", "int32", "bool"})
+    level = "linalg"
 
     def __init__(self) -> None:
         self._index, self._streams = 0, 2
@@ -46,8 +47,13 @@ class OpenclDevice(Device, Asynchronous):
 
     def lower(self, program: Program) -> Artifact:
         from opencl_device.lowering import lower
+        from torch_mlir import ir
 
-        return lower(program, int(program.target.features.removeprefix("index=")))
+        from torchmdla.compiler.mlir import new_context
+
+        with new_context(), ir.Location.unknown():
+            module = self.legalise(program).module
+            return lower(program, module, int(program.target.features.removeprefix("index=")))
 
     def load(self, artifact: Artifact) -> LoadedCode:
         from opencl_device.runtime import load

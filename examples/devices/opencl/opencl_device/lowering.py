@@ -1,4 +1,4 @@
-"""Compilation of a program to OpenCL C: the Torch dialect becomes linalg on tensors by upstream's passes."""
+"""Compilation of linalg on tensors to OpenCL C."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from torch_mlir import ir
 
 from opencl_device.kernels import Generator
 from opencl_device.program import Buffer, DeviceProgram
-from torchmdla.compiler import constants
 from torchmdla.compiler.artifact import Artifact, Manifest, Pack
-from torchmdla.compiler.mlir import convert_errors, forward_of, new_context, ops_named, run
+from torchmdla.compiler.mlir import convert_errors, forward_of, ops_named, run
 from torchmdla.compiler.program import Argument, Program
 from torchmdla.errors import CompileError
 
-_TO_LINALG = (
-    "func.func(canonicalize,torch-recompose-complex-ops,torch-decompose-complex-ops,canonicalize)",
-    "torch-backend-to-linalg-on-tensors-backend-pipeline",
-)
 _GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
 _FUSE = "func.func(linalg-fuse-elementwise-ops)"
 _CLEAN = "func.func(canonicalize,cse),lower-affine"
@@ -30,14 +25,14 @@ _SIZES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "int8"
 _HANDLE_BYTES = 64
 
 
-def lower(program: Program, device: int) -> Artifact:
+def lower(program: Program, module: ir.Module, device: int) -> Artifact:
     """Return an artifact with OpenCL C, whose weights are packs: they stay in the memory of the device.
+
+    ``module`` is the program as linalg on tensors, in the current context.
 
     Raises:
         CompileError: the program cannot be compiled.
     """
-    if program.symbols:
-        raise CompileError("the opencl device takes no sizes that vary")
     arguments: list[Buffer] = []
     packs: list[Pack] = []
     for position, argument in enumerate(program.arguments):
@@ -46,13 +41,12 @@ def lower(program: Program, device: int) -> Artifact:
         arguments.append(buffer)
         if is_pack:
             packs.append(_pack(device, position, buffer.bytes))
-    with new_context(), ir.Location.unknown():
-        generator = Generator(_to_linalg(program), arguments)
-        results = generator.generate()
-        for number, buffer in enumerate(results):
-            buffer.kind, buffer.number = "result", number
-        weights = [buffer.bytes for buffer in arguments if buffer.kind == "pack"]
-        content = DeviceProgram.of(device, generator.source, generator.steps, weights, generator.literals)
+    generator = Generator(_fuse(module), arguments)
+    results = generator.generate()
+    for number, buffer in enumerate(results):
+        buffer.kind, buffer.number = "result", number
+    weights = [buffer.bytes for buffer in arguments if buffer.kind == "pack"]
+    content = DeviceProgram.of(device, generator.source, generator.steps, weights, generator.literals)
     manifest = Manifest(
         program.key,
         "opencl_entry",
@@ -77,28 +71,24 @@ def _pack(device: int, position: int, size: int) -> Pack:
     return Pack("opencl_upload", recipe, (position,), _HANDLE_BYTES)
 
 
-def _to_linalg(program: Program) -> Any:
-    """Return the function on tensors, after the fusion of elementwise ops."""
-    with convert_errors("the program is not valid"):
-        module = ir.Module.parse(program.mlir)
-    hidden = constants.hide(module)
-    with convert_errors("no lowering for this op and these types"):
-        run(module, *_TO_LINALG)
-    constants.restore(module, hidden)
+def _fuse(module: ir.Module) -> Any:
+    """Return the module's function after the fusion of elementwise ops."""
     with convert_errors("fusion failed"):
         run(module, _GENERALISE)
         function = forward_of(module)
         results = list(function.type.results)
-        end = function.regions[0].blocks[0].operations[-1]
         # A value that is also returned is not fused. A sum would compute its operands again for each of its results.
-        reductions = [
-            op for op in ops_named(function, {"linalg.generic"}) if "reduction" in str(op.attributes["iterator_types"])
-        ]
-        _return(function, [*end.operands, *(value for op in reductions for value in _computed(op))])
+        sums = [op for op in ops_named(function, {"linalg.generic"}) if "reduction" in str(op.attributes["iterator_types"])]
+        _return(function, [*_returned(function), *(value for op in sums for value in _computed(op))])
         run(module, _FUSE)
-        _return(function, list(function.regions[0].blocks[0].operations[-1].operands)[: len(results)])
+        _return(function, _returned(function)[: len(results)])
         run(module, _CLEAN)
     return forward_of(module)
+
+
+def _returned(function: Any) -> list[Any]:
+    block = function.regions[0].blocks[0]
+    return list(block.operations[len(block.operations) - 1].operands)
 
 
 def _computed(op: Any) -> list[Any]:
@@ -114,7 +104,8 @@ def _computed(op: Any) -> list[Any]:
 
 
 def _return(function: Any, values: list[Any]) -> None:
-    end = function.regions[0].blocks[0].operations[-1].operation
+    block = function.regions[0].blocks[0]
+    end = block.operations[len(block.operations) - 1].operation
     with ir.InsertionPoint(end), end.location:
         ir.Operation.create("func.return", operands=values)
     end.erase()

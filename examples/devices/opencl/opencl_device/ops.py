@@ -20,7 +20,7 @@ _softmax_backward_data _log_softmax_backward_data convolution_backward
 _CHEAP = """
 abs neg relu relu6 sigmoid tanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square
 sin cos tan erf floor ceil round trunc frac silu mish gelu hardswish hardsigmoid log_sigmoid leaky_relu elu softplus
-hardtanh threshold logical_not
+hardtanh threshold logical_not maximum minimum clamp clamp_min clamp_max
 add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar
 pow.Tensor_Scalar lerp.Scalar addcmul addcdiv
 eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
