@@ -71,7 +71,9 @@ def test_a_model_runs_and_trains(model: str) -> None:
 
 @pytest.mark.sampled(0)
 def test_the_conformance_run() -> None:
-    done = run("-m", "torchmdla.testing", "--device", "opencl_device:OpenclDevice", "--filter", "products.", "--jobs", "1")
+    done = run(
+        "-m", "torchmdla.testing", "--device", "opencl_device:OpenclDevice", "--filter", "products.", "--jobs", "1"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -154,7 +156,9 @@ def test_a_second_device(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("options", "message"), [("index=70", "index 70 is not in"), ("streams=0", "streams 0 is not")])
+@pytest.mark.parametrize(
+    ("options", "message"), [("index=70", "index 70 is not in"), ("streams=0", "streams 0 is not")]
+)
 def test_options(options: str, message: str, tmp_path: Path) -> None:
     check(
         f"""

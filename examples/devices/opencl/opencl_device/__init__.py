@@ -46,9 +46,9 @@ class OpenclDevice(Device, Asynchronous, Legalisation):
         import opencl_device.lowering  # noqa: F401
 
     def lower(self, program: Program) -> Artifact:
-        from opencl_device.lowering import lower
         from torch_mlir import ir
 
+        from opencl_device.lowering import lower
         from torchmdla.compiler.mlir import new_context
 
         with new_context(), ir.Location.unknown():

@@ -78,7 +78,9 @@ def _fuse(module: ir.Module) -> Any:
         function = forward_of(module)
         results = list(function.type.results)
         # A value that is also returned is not fused. A sum would compute its operands again for each of its results.
-        sums = [op for op in ops_named(function, {"linalg.generic"}) if "reduction" in str(op.attributes["iterator_types"])]
+        sums = [
+            op for op in ops_named(function, {"linalg.generic"}) if "reduction" in str(op.attributes["iterator_types"])
+        ]
         _return(function, [*_returned(function), *(value for op in sums for value in _computed(op))])
         run(module, _FUSE)
         _return(function, _returned(function)[: len(results)])

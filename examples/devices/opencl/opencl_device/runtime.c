@@ -336,6 +336,7 @@ static cl_object event_of(struct buffer* buffer) {
 // buffer itself where the device shares the processor's memory. Return when the host memory was
 // read or written.
 static int transfer(cl_object queue, struct buffer* buffer, void* host, size_t bytes, int writes) {
+  if (bytes == 0) return 0;
   cl_int error = 0;
   cl_object before = event_of(buffer), after = NULL;
   void* mapped = cl.clEnqueueMapBuffer(queue, buffer->memory, 1,
@@ -558,6 +559,7 @@ static struct buffer* bind_argument(struct call* call, const struct slot* slot) 
     count(&device->resident);
     return buffer;
   }
+  if (opencl_wait(address) != 0) return NULL; // a result of another device
   buffer = allocate(call->stream, (size_t)slot->bytes, 1);
   count(&device->uploads);
   if (buffer && transfer(call->stream->upload, buffer, address, (size_t)slot->bytes, 1) != 0) {
