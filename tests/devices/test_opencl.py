@@ -1,7 +1,7 @@
 """Tests of examples/devices/opencl, a device through OpenCL's queues, events and buffers.
 
-All run in child processes, because a driver can end a process. They need a driver: Debian's ``pocl-opencl-icd``, and the
-loader ``ocl-icd-libopencl1``.
+All run in child processes, because a driver can end a process. They need a driver, as in Debian's ``pocl-opencl-icd``,
+and the loader ``ocl-icd-libopencl1``.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ def test_a_model_runs_and_trains(model: str) -> None:
 
 @pytest.mark.sampled(0)
 def test_the_conformance_run() -> None:
-    done = run(
-        "-m", "torchmdla.testing", "--device", "opencl_device:OpenclDevice", "--filter", "products.", "--jobs", "1"
-    )
+    device = "opencl_device:OpenclDevice"
+    done = run("-m", "torchmdla.testing", "--device", device, "--filter", "products.linear", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
