@@ -8,6 +8,7 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.capabilities import Arithmetic, Legalisation
 from torchmdla.devices.device import Device, LoadedCode, OpSupport
+from torchmdla.devices.levels import Level
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.quantisation import Quantisation, QuantisedPattern
 
@@ -27,10 +28,8 @@ class MdlaDevice(Device, Arithmetic, Legalisation, Quantisation):
         return OPS
 
     @property
-    def composite_ops(self) -> frozenset[str]:
-        from torchmdla.devices.mdla.ops import WHOLE
-
-        return WHOLE
+    def level(self) -> Level:
+        return "onnx"
 
     @property
     def dtypes(self) -> frozenset[str]:

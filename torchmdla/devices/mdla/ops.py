@@ -68,16 +68,6 @@ OPS: Mapping[str, OpSupport] = {
     **_CONDITIONAL,
 }
 
-_WHOLE = """
-leaky_relu convolution _convolution _convolution.deprecated linear addmm batch_norm
-adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d
-upsample_nearest1d upsample_nearest2d upsample_nearest1d.vec upsample_nearest2d.vec
-upsample_bilinear2d upsample_bilinear2d.vec
-"""
-
-# The device has its own operations for these operators, so the importer must not decompose them.
-WHOLE = frozenset(f"aten::{name}" for name in _WHOLE.split())
-
 _PRODUCTS = """
 conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding
 conv_transpose1d conv_transpose2d.input conv_transpose3d.input linear
