@@ -382,6 +382,9 @@ def _executable(
         competes_with_eager=_competes_with_eager(device, manifest),
         in_place=_in_place(subgraph, imported, manifest),
         releases=manifest.releases,
+        context=loaded.context,
+        wait=loaded.wait,
+        forget=loaded.forget,
     )
 
 

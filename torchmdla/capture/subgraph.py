@@ -33,7 +33,7 @@ class Call:
 def _type_of(value: object) -> TensorType | tuple[TensorType | None, ...] | None:
     """Return the type of a recorded tensor, or the types of a list of tensors; None for everything else."""
     if isinstance(value, TensorMeta):
-        return TensorType(dtype_name(value.dtype), tuple(value.shape))
+        return TensorType(dtype_name(value.dtype), tuple(value.shape), tuple(value.strides))
     if isinstance(value, list | tuple) and any(isinstance(item, TensorMeta) for item in value):
         types = map(_type_of, value)
         return tuple(type_ if isinstance(type_, TensorType) else None for type_ in types)

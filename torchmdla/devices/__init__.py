@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from torchmdla.devices.capabilities import (
     Arithmetic,
+    Asynchronous,
     CallSelection,
     Composition,
     CostModel,
@@ -17,21 +21,38 @@ from torchmdla.devices.capabilities import (
     Tuning,
 )
 from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpKind, OpSupport, TensorType
+from torchmdla.devices.levels import Layouts, LegalProgram, Level
+from torchmdla.devices.quantisation import (
+    QUANTISED_FORMS,
+    Quantisation,
+    QuantisedPattern,
+    QuantisedType,
+    quantised_patterns_of,
+)
+from torchmdla.version import __version__
 
 __all__ = [
+    "QUANTISED_FORMS",
     "Arithmetic",
+    "Asynchronous",
     "CallSelection",
     "Composition",
     "CostModel",
     "CrossCompilation",
     "Device",
     "HostProcessor",
+    "Layouts",
+    "LegalProgram",
     "Legalisation",
+    "Level",
     "LoadedCode",
     "Node",
     "NodeTypes",
     "OpKind",
     "OpSupport",
+    "Quantisation",
+    "QuantisedPattern",
+    "QuantisedType",
     "TensorType",
     "Tuning",
     "get",
@@ -39,6 +60,7 @@ __all__ = [
     "names",
     "parts_of",
     "precision_of",
+    "quantised_patterns_of",
     "register",
     "require",
     "use",
@@ -48,12 +70,14 @@ ENTRY_POINT_GROUP = "torchmdla.devices"
 
 CAPABILITIES = (
     Arithmetic,
+    Asynchronous,
     CallSelection,
     Composition,
     CostModel,
     CrossCompilation,
     HostProcessor,
     Legalisation,
+    Quantisation,
     Tuning,
 )
 
@@ -88,8 +112,8 @@ def register(device: Device) -> None:
             )
     if hasattr(type(device), "supports"):
         raise TypeError(
-            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and return the reason of "
-            "a refusal from refusal(node, types)"
+            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and let "
+            "refusal(node, types) return why a call is refused"
         )
     _devices[device.name] = device
 
@@ -118,7 +142,8 @@ def get(name: str) -> Device:
     are the device that divides each program between these devices (:mod:`torchmdla.devices.heterogeneous`).
 
     Raises:
-        ValueError: the device does not exist; the message lists the registered devices.
+        ValueError: the device does not exist; the message lists the registered devices. Or its package requires another
+            version of torchmdla.
     """
     if name not in _devices:
         _find(name)
@@ -164,9 +189,27 @@ def _find(name: str) -> None:
         _devices[name] = device
         return
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        _check_version(entry)
         register(entry.load()())
         return
     raise ValueError(f"no device named {name!r}; registered devices: {', '.join(names())}")
+
+
+def _check_version(entry: EntryPoint) -> None:
+    """Check that the distribution of a device is for this version of torchmdla.
+
+    Raises:
+        ValueError: it requires another version.
+    """
+    for requirement in map(Requirement, (entry.dist and entry.dist.requires) or ()):
+        is_ours = canonicalize_name(requirement.name) == "torchmdla"
+        if entry.dist and is_ours and not requirement.specifier.contains(__version__, prereleases=True):
+            package = entry.dist.name
+            raise ValueError(
+                f"device {entry.name!r} of {package} {entry.dist.version} is for torchmdla{requirement.specifier}, and "
+                f"torchmdla {__version__} is installed: pip install --upgrade {package}, or pip install "
+                f"'{requirement.name}{requirement.specifier}'"
+            )
 
 
 def _instantiate(place: str) -> Device:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
 from torchmdla.devices.device import Device, Node, NodeTypes
+from torchmdla.devices.levels import Layouts, LegalProgram, Level, composite_ops_of
 
 # A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
 Progress = Callable[[TunedKernel, int, float], object]
@@ -30,9 +31,10 @@ class CallSelection(ABC):
     def refusal(self, node: Node, types: NodeTypes) -> str:
         """Return why a program must not contain this call, as ``"its depth is not a multiple of 16"``; empty if it may.
 
-        The method is called for every call of a group after the group's first run, before it is compiled. The group is
+        The method is called before a group is formed where types are known by then (``torch.compile``,
+        ``torch.export``), and before a group is compiled, with the types of its first run. The group is formed and
         compiled without the calls that are refused, and reports contain the reason. The method must be fast and
-        deterministic.
+        deterministic. An exception is a refusal, with the exception as the reason.
         """
 
 
@@ -57,16 +59,63 @@ class Arithmetic(ABC):  # noqa: B024 (each member has a default)
         return False
 
 
-class Legalisation(ABC):
-    """Form of the programs that a device gets. Default: the operators that the importer decomposes are decomposed."""
+class Asynchronous(ABC):  # noqa: B024 (its member has a default)
+    """Execution beside the program: an entry may return before its results are in host memory.
+
+    Loaded code then has ``wait`` and ``forget`` (:class:`torchmdla.devices.LoadedCode`). In TorchScript, the program
+    continues after such an entry, and waits before anything but a group of the same device reads the results. Results
+    that only such groups read stay in the memory of the device. Other frontends wait before a call returns.
+
+    Default: the results are in host memory when the entry returns.
+    """
 
     @property
-    @abstractmethod
+    def leaves_results_pending(self) -> bool:
+        """Return whether the program continues before the results are in host memory.
+
+        If false, each call waits, which is simpler to debug.
+        """
+        return True
+
+
+class Legalisation(ABC):  # noqa: B024 (each member has a default)
+    """Form of the programs that a device gets.
+
+    Default: the Torch dialect, in which the operators that the importer decomposes are decomposed.
+    """
+
+    @property
     def composite_ops(self) -> frozenset[str]:
         """Return the operators that the importer must not decompose, by schema name with overload.
 
-        The device has an operation of its own for each of them.
+        The device has an operation of its own for each of them. Default: those for which its :attr:`level` has one.
         """
+        return composite_ops_of(self.level)
+
+    @property
+    def level(self) -> Level:
+        """Return the level of the programs that the device lowers."""
+        return "torch"
+
+    @property
+    def layouts(self) -> Layouts:
+        """Return the layouts that the device prefers at its level."""
+        return Layouts()
+
+    def legalise(self, program: Program) -> LegalProgram:
+        """Return ``program`` at the device's level with its layouts, in MLIR's current context.
+
+        :meth:`torchmdla.devices.Device.lower` calls it::
+
+            with torchmdla.compiler.mlir.new_context(), torch_mlir.ir.Location.unknown():
+                legal = self.legalise(program)
+
+        Raises:
+            CompileError: the level does not have an operation of the program. The group is then compiled around it.
+        """
+        from torchmdla.devices.levels.legalise import legalise
+
+        return legalise(program, self.level, self.layouts)
 
 
 class HostProcessor(ABC):

@@ -41,7 +41,7 @@ def reset_times(reports: Collection[_C.GroupReport]) -> None:
 
 def timed_ops(report: _C.GroupReport) -> int:
     """Return the number of operators that the timed calls of a group computed in compiled code."""
-    return sum(times.sums()["calls"] for times in _times_of(report)) * _ops(report).total()
+    return sum(times.sums()["calls"] for times in _times_of(report)) * ops_of_group(report).total()
 
 
 def activity_of(report: _C.GroupReport) -> GroupActivity:
@@ -109,7 +109,7 @@ def explain_group(
     return Group(
         name=report["name"],
         device=report["device"],
-        ops=dict(_ops(report).most_common()),
+        ops=dict(ops_of_group(report).most_common()),
         source=_source_in(report["subgraph"]),
         compiled_calls=report["compiled_calls"],
         recorded_calls=report["recorded_calls"],
@@ -159,7 +159,7 @@ def _comparisons(report: _C.SpecialisationReport) -> tuple[Comparison, ...]:
     )
 
 
-def _ops(report: _C.GroupReport) -> Counter[str]:
+def ops_of_group(report: _C.GroupReport) -> Counter[str]:
     """Return the operators of a group's subgraph."""
     subgraph = report["subgraph"]
     if isinstance(subgraph, torch._C.Graph):

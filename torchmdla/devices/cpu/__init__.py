@@ -13,11 +13,12 @@ from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
 from torchmdla.devices.capabilities import Arithmetic, CostModel, CrossCompilation, HostProcessor, Progress, Tuning
 from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpSupport
+from torchmdla.devices.quantisation import Quantisation, QuantisedPattern
 from torchmdla.devices.roofline import host_seconds
 from torchmdla.errors import unknown_name
 
 
-class CpuDevice(Device, Arithmetic, CostModel, CrossCompilation, HostProcessor, Tuning):
+class CpuDevice(Device, Arithmetic, CostModel, CrossCompilation, HostProcessor, Quantisation, Tuning):
     """CPU device: x86-64 and AArch64 through LLVM.
 
     Options of :meth:`configure`:
@@ -61,6 +62,12 @@ class CpuDevice(Device, Arithmetic, CostModel, CrossCompilation, HostProcessor, 
         from torchmdla.devices.cpu.target.ops import OPS
 
         return OPS
+
+    @property
+    def quantised_patterns(self) -> Sequence[QuantisedPattern]:
+        from torchmdla.devices.cpu.target.ops import QUANTISED_PATTERNS
+
+        return QUANTISED_PATTERNS
 
     @property
     def dtypes(self) -> frozenset[str]:
