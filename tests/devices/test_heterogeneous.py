@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import torchmdla
 from torchmdla import _C, devices
+from torchmdla.__main__ import main
 from torchmdla.compile_service import service
 from torchmdla.compiler.artifact import DevicePart
 from torchmdla.errors import CompileError
@@ -232,3 +233,8 @@ def test_strict_mode_reports_the_last_error() -> None:
     with pytest.raises(CompileError, match="no arcs"), torch.no_grad():
         torchmdla.compile(lambda x: torch.mm(torch.mm(x, x.t()).atan(), x), X)
     torchmdla.enable(device="numpy,cpu")
+
+
+def test_doctor_reports_what_each_device_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "numpy,cpu"]) == 0
+    assert "numpy ran" in " ".join(capsys.readouterr().out.split())
