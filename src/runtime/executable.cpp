@@ -73,9 +73,6 @@ bool accepts(const InputBinding& binding, c10::ArrayRef<c10::TypePtr> types) {
   return types[binding.input]->kind() == kind;
 }
 
-// Number of buffers before the arguments: workspace, packed buffers, symbols.
-constexpr size_t buffers_before_arguments = 3;
-
 // Return the time in ticks, which is cheap to read: every call reads it four times.
 uint64_t now() {
   return static_cast<uint64_t>(c10::getApproximateTime());

@@ -24,6 +24,9 @@ namespace torchmdla {
 // A compiled function; docs/design/abi.md describes the ABI.
 using Entry = int32_t (*)(void* const* buffers);
 
+// Number of an entry's buffers before its arguments: workspace, packed buffers, symbols.
+constexpr size_t buffers_before_arguments = 3;
+
 // A buffer that a pack made elsewhere from parameters with these contents (`content_hash`).
 struct PrebuiltBuffer {
   const void* data;

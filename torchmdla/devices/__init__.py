@@ -12,12 +12,15 @@ from packaging.utils import canonicalize_name
 from torchmdla.devices.capabilities import (
     Arithmetic,
     CallSelection,
+    Composition,
+    CostModel,
     CrossCompilation,
     HostProcessor,
     Legalisation,
     Tuning,
 )
 from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpKind, OpSupport, TensorType
+from torchmdla.devices.levels import Layouts, LegalProgram, Level
 from torchmdla.devices.quantisation import (
     QUANTISED_FORMS,
     Quantisation,
@@ -31,10 +34,15 @@ __all__ = [
     "QUANTISED_FORMS",
     "Arithmetic",
     "CallSelection",
+    "Composition",
+    "CostModel",
     "CrossCompilation",
     "Device",
     "HostProcessor",
+    "Layouts",
+    "LegalProgram",
     "Legalisation",
+    "Level",
     "LoadedCode",
     "Node",
     "NodeTypes",
@@ -48,6 +56,7 @@ __all__ = [
     "get",
     "in_use",
     "names",
+    "parts_of",
     "precision_of",
     "quantised_patterns_of",
     "register",
@@ -57,10 +66,23 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
 
-CAPABILITIES = (Arithmetic, CallSelection, CrossCompilation, HostProcessor, Legalisation, Quantisation, Tuning)
+CAPABILITIES = (
+    Arithmetic,
+    CallSelection,
+    Composition,
+    CostModel,
+    CrossCompilation,
+    HostProcessor,
+    Legalisation,
+    Quantisation,
+    Tuning,
+)
 
 # Built-in devices, imported at the first use.
 _BUILT_IN = {"cpu": "torchmdla.devices.cpu:CpuDevice", "mdla": "torchmdla.devices.mdla:MdlaDevice"}
+
+# Class of several devices that share programs, whose name is a list of theirs.
+_COMPOSED = "torchmdla.devices.heterogeneous:HeterogeneousDevice"
 
 Capability = TypeVar("Capability")
 
@@ -113,7 +135,8 @@ def get(name: str) -> Device:
     """Return the device registered under ``name``.
 
     A device is built in, registered by :func:`register`, or defined by an entry point. A name with a colon is a class
-    to import, ``"acme.npu:Npu"``, which does not need a registration.
+    to import, ``"acme.npu:Npu"``, which does not need a registration. Names with commas between them, ``"npu,cpu"``,
+    are the device that divides each program between these devices (:mod:`torchmdla.devices.heterogeneous`).
 
     Raises:
         ValueError: the device does not exist; the message lists the registered devices. Or its package requires another
@@ -143,9 +166,19 @@ def precision_of(device: Device) -> str | None:
     return device.precision if isinstance(device, Arithmetic) else None
 
 
+def parts_of(device: Device) -> tuple[Device, ...]:
+    """Return the devices that run the programs of ``device``: those of a :class:`Composition`, or itself."""
+    return device.components if isinstance(device, Composition) else (device,)
+
+
 def _find(name: str) -> None:
     if name in _BUILT_IN:
         register(_instantiate(_BUILT_IN[name]))
+        return
+    if "," in name:
+        device = _class_at(_COMPOSED)([get(part.strip()).name for part in name.split(",")])  # type: ignore[call-arg]
+        register(device)
+        _devices[name] = device
         return
     if ":" in name:
         device = _instantiate(name)
@@ -180,6 +213,15 @@ def _instantiate(place: str) -> Device:
     """Return an instance of the class ``module:name``.
 
     Raises:
+        ValueError: as for :func:`_class_at`.
+    """
+    return _class_at(place)()
+
+
+def _class_at(place: str) -> type[Device]:
+    """Return the class ``module:name``.
+
+    Raises:
         ValueError: the class does not exist, or is not a subclass of Device.
     """
     module, _, attribute = place.partition(":")
@@ -189,4 +231,4 @@ def _instantiate(place: str) -> Device:
         raise ValueError(f"no device {place!r}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Device)):
         raise ValueError(f"no device {place!r}: it is not a subclass of torchmdla.devices.Device")
-    return cls()
+    return cls

@@ -8,13 +8,14 @@ class documents.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
-from torchmdla.devices.device import Node, NodeTypes
-from torchmdla.devices.levels import Layouts, LegalProgram, Level
+from torchmdla.devices.device import Device, Node, NodeTypes
+from torchmdla.devices.levels import Layouts, LegalProgram, Level, composite_ops_of
 
 # A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
 Progress = Callable[[TunedKernel, int, float], object]
@@ -68,9 +69,9 @@ class Legalisation(ABC):  # noqa: B024 (each member has a default)
     def composite_ops(self) -> frozenset[str]:
         """Return the operators that the importer must not decompose, by schema name with overload.
 
-        The device has an operation of its own for each of them, or its :attr:`level` has one.
+        The device has an operation of its own for each of them. Default: those for which its :attr:`level` has one.
         """
-        return frozenset()
+        return composite_ops_of(self.level)
 
     @property
     def level(self) -> Level:
@@ -212,4 +213,52 @@ class Tuning(ABC):
 
         Raises:
             CompileError: the program cannot be compiled.
+        """
+
+
+class CostModel(ABC):
+    """Estimates of time, which determine the calls that are worth their transfers.
+
+    Default: a call is worth a group by its kind (:class:`torchmdla.devices.OpSupport`), and transfers are free.
+
+    The times are in seconds on this machine. Errors by a constant factor matter only in comparisons with other devices.
+    """
+
+    @abstractmethod
+    def call_seconds(self, node: Node, types: NodeTypes) -> float:
+        """Return the time of a call in a group, without transfers. It must be finite and not negative."""
+
+    @property
+    def launch_seconds(self) -> float:
+        """Return the time that each run of a group takes besides its calls and transfers."""
+        return 0.0
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Return the time of a transfer of an empty tensor between the device's memory and the host's."""
+        return 0.0
+
+    @property
+    def transfer_bandwidth(self) -> float:
+        """Return the bytes that are transferred in a second."""
+        return math.inf
+
+
+class Composition(ABC):
+    """Device that runs parts of its programs on other devices. Default: a device runs its programs itself."""
+
+    @property
+    @abstractmethod
+    def components(self) -> tuple[Device, ...]:
+        """Return the devices, in order of preference."""
+
+    @abstractmethod
+    def program_options(
+        self, calls: Iterable[tuple[int, Node, NodeTypes]], measured: Sequence[tuple[tuple[str, str], ...]]
+    ) -> tuple[tuple[str, str], ...]:
+        """Return the options of a program, which contain what ``lower`` knows of its calls.
+
+        Args:
+            calls: the calls of the group: the number of the node, which locations in the program have, and its types.
+            measured: the options of a program for each of the devices (:class:`Tuning`).
         """
