@@ -19,6 +19,7 @@ from torchmdla.devices.cpu import CpuDevice
 from torchmdla.devices.levels import Layouts, Level
 from torchmdla.devices.levels.legalise import lower_tosa
 
+
 class _LevelDevice(CpuDevice, devices.Legalisation):
     _level: Level
     _layouts = Layouts()

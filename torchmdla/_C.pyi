@@ -76,6 +76,9 @@ class Executable:
         competes_with_eager: bool = False,
         in_place: Sequence[tuple[int, int]] = (),
         releases: Sequence[tuple[int, int]] = (),
+        context: int = 0,
+        wait: int = 0,
+        forget: int = 0,
     ) -> None: ...
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Call the code of a static program outside of groups.
@@ -375,7 +378,10 @@ def set_compiler(
     store_speed: Callable[[Executable, str, int, int, str, SpeedFields], None],
 ) -> None: ...
 def add_device(
-    device: str, ops: Sequence[tuple[str, str, str, dict[str, object]]], dtypes: Sequence[torch.dtype]
+    device: str,
+    ops: Sequence[tuple[str, str, str, dict[str, object]]],
+    dtypes: Sequence[torch.dtype],
+    is_asynchronous: bool = False,
 ) -> None: ...
 def use_device(device: str) -> None: ...
 def set_enabled(on: bool) -> None: ...

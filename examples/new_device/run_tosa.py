@@ -26,4 +26,4 @@ with torch.no_grad():
     print("as eager with other weights")
 
 stats = torchmdla.stats()
-print(f"groups compiled: {stats.specialisations}, fallbacks: {stats.fallbacks or 'none'}, left out: {stats.left_out or 'none'}")
+print(f"groups compiled: {stats.specialisations}, fallbacks: {stats.fallbacks or 'none'}")

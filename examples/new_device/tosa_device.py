@@ -129,7 +129,7 @@ def _code_of(function: Any) -> dict[str, Any]:
     """Return the operations of a function, and the shapes of its arguments and results. Values are numbered.
 
     Raises:
-        CompileError: there is no instruction for an operation; the group is then compiled around its call.
+        CompileError: an operation does not have an instruction; the group is then compiled around its call.
     """
     block = function.regions[0].blocks[0]
     numbers = {value: number for number, value in enumerate(block.arguments)}

@@ -72,7 +72,8 @@ void bind_split_program(py::module& module) {
           "address",
           [](const SplitProgram& program) { return reinterpret_cast<uintptr_t>(&program); })
       .def_property_readonly_static(
-          "entry", [](const py::object&) { return reinterpret_cast<uintptr_t>(&SplitProgram::entry); })
+          "entry",
+          [](const py::object&) { return reinterpret_cast<uintptr_t>(&SplitProgram::entry); })
       .def_property_readonly_static("fault", [](const py::object&) {
         return reinterpret_cast<uintptr_t>(&SplitProgram::fault);
       });

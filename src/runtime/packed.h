@@ -43,6 +43,7 @@ struct Pack {
   int64_t bytes;
   void (*release)(void* buffer) = nullptr; // called before the buffer's memory is freed, if set
   std::shared_ptr<const PrebuiltBuffer> prebuilt = nullptr; // used for parameters with its contents
+  void* context = nullptr; // first buffer of `function` in place of the workspace, if set
 };
 
 // Failure of a pack. `has_python_error` is set if a Python exception waits to be raised.

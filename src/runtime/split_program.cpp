@@ -60,7 +60,8 @@ std::map<std::string, DeviceCounts> device_counts() {
 }
 
 SplitProgram::SplitProgram(std::vector<Part> parts, std::vector<Polynomial> slots, size_t symbols)
-    : parts_(std::move(parts)), slots_(std::move(slots)), symbols_(symbols) {
+    : parts_(std::move(parts)), slots_(std::move(slots)), symbols_(symbols),
+      has_faults_(std::ranges::any_of(parts_, [](const Part& part) { return part.fault; })) {
   const ForkSafeLock guard(split_programs().mutex);
   for (const auto& part : parts_) {
     counts_.push_back(&split_programs().counts[part.device]);
@@ -107,7 +108,7 @@ int32_t SplitProgram::run(void* const* buffers) const {
       if (part.is_kernel) clock->begin(0);
     }
     if (const auto status = part.entry(values.data())) {
-      failed_part = part.fault;
+      if (has_faults_) failed_part = part.fault;
       return status;
     }
     count(*counts_[i], part, symbols);

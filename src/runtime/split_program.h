@@ -72,6 +72,7 @@ private:
   const std::vector<Polynomial> slots_;
   const size_t symbols_;
   std::vector<const StripedDeviceCounts*> counts_; // by part
+  const bool has_faults_;
 };
 
 } // namespace torchmdla

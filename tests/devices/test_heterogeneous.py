@@ -160,7 +160,8 @@ def test_training_steps() -> None:
     model = build().train()
     expected = torch.autograd.grad(model(X).square().mean(), list(model.parameters()))
     compiled = torch.compile(model, backend="torchmdla")
-    assert_matches(torch.autograd.grad(compiled(X).square().mean(), list(model.parameters())), expected, layers=6)
+    for _ in range(2):  # The first step is recorded, and runs by eager operators.
+        assert_matches(torch.autograd.grad(compiled(X).square().mean(), list(model.parameters())), expected, layers=6)
     assert torchmdla.stats().devices.keys() == {"cpu", "picky"}
     assert torchmdla.stats().fallbacks == {}
 

@@ -153,12 +153,12 @@ def test_transpositions_fold_into_neighbours_and_packs() -> None:
 def test_recipes_are_equal_for_equal_computations() -> None:
     x = MODELS["network"][1]
     layouts = Layouts(packs_weights=True)
-    one, other, blocked = (
+    single, other, blocked = (
         convert(program_of(network(), input_), "linalg", layouts)[0]
         for input_, layouts in ((x, layouts), (x[:1], layouts), (x, Layouts(blocks=(8, 8, 8), packs_weights=True)))
     )
-    assert [pack.recipe for pack in one.packs] == [pack.recipe for pack in other.packs] != []
-    assert {pack.recipe for pack in one.packs} != {pack.recipe for pack in blocked.packs}
+    assert [pack.recipe for pack in single.packs] == [pack.recipe for pack in other.packs] != []
+    assert {pack.recipe for pack in single.packs} != {pack.recipe for pack in blocked.packs}
 
 
 class Broadcast(nn.Module):

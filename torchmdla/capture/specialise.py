@@ -379,10 +379,20 @@ def _executable(
         times=times,
         program_bytes=len(serialised),
         kernel_nodes=[kernel.nodes for kernel in manifest.kernels],
-        competes_with_eager=isinstance(device, devices.HostProcessor) and device.competes_with_eager,
+        competes_with_eager=_competes_with_eager(device, manifest),
         in_place=_in_place(subgraph, imported, manifest),
         releases=manifest.releases,
+        context=loaded.context,
+        wait=loaded.wait,
+        forget=loaded.forget,
     )
+
+
+def _competes_with_eager(device: devices.Device, manifest: Manifest) -> bool:
+    """Return whether all devices that run the code compute on the processor of PyTorch's operators."""
+    names = {part.device for part in manifest.parts} or {device.name}
+    running = [part for part in devices.parts_of(device) if part.name in names]
+    return all(isinstance(part, devices.HostProcessor) and part.competes_with_eager for part in running)
 
 
 def _in_place(subgraph: Subgraph, imported: ImportedGraph, manifest: Manifest) -> list[tuple[int, int]]:

@@ -153,7 +153,7 @@ class StoredComparison:
 
     def __init__(self, device: Device, program: str, threads: int, magnitude: int) -> None:
         versions = __version__, metadata.version("torch")
-        host = device.host_identity if isinstance(device, HostProcessor) else ""
+        host = " ".join(part.host_identity for part in parts_of(device) if isinstance(part, HostProcessor))
         identity = "speed", *versions, device.name, host, program, str(threads), str(magnitude)
         self._key = hashlib.sha256("\n".join(identity).encode()).hexdigest()
         self._cache = default_service().cache

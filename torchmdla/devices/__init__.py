@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from torchmdla.devices.capabilities import (
     Arithmetic,
+    Asynchronous,
     CallSelection,
     Composition,
     CostModel,
@@ -33,6 +34,7 @@ from torchmdla.version import __version__
 __all__ = [
     "QUANTISED_FORMS",
     "Arithmetic",
+    "Asynchronous",
     "CallSelection",
     "Composition",
     "CostModel",
@@ -68,6 +70,7 @@ ENTRY_POINT_GROUP = "torchmdla.devices"
 
 CAPABILITIES = (
     Arithmetic,
+    Asynchronous,
     CallSelection,
     Composition,
     CostModel,

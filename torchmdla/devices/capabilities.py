@@ -59,6 +59,25 @@ class Arithmetic(ABC):  # noqa: B024 (each member has a default)
         return False
 
 
+class Asynchronous(ABC):  # noqa: B024 (its member has a default)
+    """Execution beside the program: an entry may return before its results are in host memory.
+
+    Loaded code then has ``wait`` and ``forget`` (:class:`torchmdla.devices.LoadedCode`). In TorchScript, the program
+    continues after such an entry, and waits before anything but a group of the same device reads the results. Results
+    that only such groups read stay in the memory of the device. Other frontends wait before a call returns.
+
+    Default: the results are in host memory when the entry returns.
+    """
+
+    @property
+    def leaves_results_pending(self) -> bool:
+        """Return whether the program continues before the results are in host memory.
+
+        If false, each call waits, which is simpler to debug.
+        """
+        return True
+
+
 class Legalisation(ABC):  # noqa: B024 (each member has a default)
     """Form of the programs that a device gets.
 

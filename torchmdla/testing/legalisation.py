@@ -61,7 +61,7 @@ def legalise_op(op: str, level: Level = "torch") -> Legalised:
     """Return the operations that calls of ``op`` become at a level, for a device that keeps no composite operators.
 
     Raises:
-        ValueError: there are no samples of the operator.
+        ValueError: samples of the operator do not exist.
     """
     options = ImportOptions(composite_ops_of(level))
     return _collect(op, _programs_of(op, options), lambda program: _operations_of(program, level, None))
@@ -90,16 +90,16 @@ def legalise_device(device: Device, ops: Collection[str] = ()) -> Iterator[Legal
 def _collect(
     op: str, programs: Iterator[Callable[[], Program]], examine: Callable[[Program], frozenset[str]]
 ) -> Legalised:
-    found: list[frozenset[str]] = []
+    collected: list[frozenset[str]] = []
     refused: dict[str, int] = defaultdict(int)
     for program in programs:
         try:
-            found.append(examine(program()))
+            collected.append(examine(program()))
         except CompileError as error:
             refused[error.reason] += 1
-    always = frozenset.intersection(*found) if found else frozenset[str]()
+    always = frozenset.intersection(*collected) if collected else frozenset[str]()
     return Legalised(
-        op, always, frozenset[str]().union(*found) - always, dict(refused), len(found) + sum(refused.values())
+        op, always, frozenset[str]().union(*collected) - always, dict(refused), len(collected) + sum(refused.values())
     )
 
 

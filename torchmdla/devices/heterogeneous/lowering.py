@@ -95,10 +95,12 @@ def _find_culprits(failed: _PieceError, cutter: Cutter, devices: Sequence[Device
     """Return the calls of a piece that fail: those that the error names, or those that fail without others.
 
     Raises:
-        CompileError: the error names no call, and the device is the last one or sizes vary. The group is then compiled
-            for each size.
+        CompileError: the failure may pass; or the error names no call, and the device is the last one or sizes vary.
+            The group is then compiled for each size.
     """
     piece, error = failed.piece, failed.error
+    if error.retry_after is not None:
+        raise error
     calls = piece.part.calls
     numbers = set(error.nodes) | numbers_in(error.diagnostic)
     if named := [call for call in calls if call.node in numbers] or [call for call in calls if error.op in call.names]:

@@ -31,9 +31,9 @@ class OnnxProgram:
     Attributes:
         model: the model. Its inputs are ``inputs`` in order, then the weights, by name and without data. Tensors are
             float32 and have at least one dimension.
-        weights: the weights by name. :func:`torchmdla.devices.levels.onnx.weights.evaluate` computes the values of a
-            :attr:`Weight.recipe` from the program's parameters, and :func:`torchmdla.devices.levels.onnx.graph.add_weights`
-            adds them to the model.
+        weights: the weights by name. ``evaluate`` of :mod:`torchmdla.devices.levels.onnx.weights` computes the values
+            of a :attr:`Weight.recipe` from the program's parameters, and ``add_weights`` of
+            :mod:`torchmdla.devices.levels.onnx.graph` adds them to the model.
         inputs: the inputs that the model reads.
         outputs: the outputs, one for each result of the program.
     """
@@ -48,7 +48,7 @@ def onnx_program(program: Program) -> OnnxProgram:
     """Return a program in the Torch dialect as an ONNX model, in MLIR's current context.
 
     Raises:
-        CompileError: there is no writer for an op or a use of it, or no result depends on an input.
+        CompileError: a writer is missing for an op or a use of it, or no result depends on an input.
     """
     with convert_errors("the program is not valid"):
         module = ir.Module.parse(program.mlir)
