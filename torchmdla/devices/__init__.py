@@ -12,6 +12,7 @@ from torchmdla.devices.capabilities import (
     CrossCompilation,
     HostProcessor,
     Legalisation,
+    LibraryLoading,
     Tuning,
 )
 from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpKind, OpSupport, TensorType
@@ -23,6 +24,7 @@ __all__ = [
     "Device",
     "HostProcessor",
     "Legalisation",
+    "LibraryLoading",
     "LoadedCode",
     "Node",
     "NodeTypes",
@@ -30,6 +32,7 @@ __all__ = [
     "OpSupport",
     "TensorType",
     "Tuning",
+    "address_of_call",
     "get",
     "in_use",
     "names",
@@ -41,7 +44,7 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
 
-CAPABILITIES = (Arithmetic, CallSelection, CrossCompilation, HostProcessor, Legalisation, Tuning)
+CAPABILITIES = (Arithmetic, CallSelection, CrossCompilation, HostProcessor, Legalisation, LibraryLoading, Tuning)
 
 # Built-in devices, imported at the first use.
 _BUILT_IN = {"cpu": "torchmdla.devices.cpu:CpuDevice", "mdla": "torchmdla.devices.mdla:MdlaDevice"}
@@ -119,6 +122,20 @@ def require(device: Device, capability: type[Capability]) -> Capability:
             f"torchmdla.devices.{capability.__name__}"
         )
     return device
+
+
+def address_of_call(name: str) -> int:
+    """Return the address of a device call (``docs/design/abi.md``), such as ``"mdla_record_event"``.
+
+    Raises:
+        ValueError: there is not a call of this name.
+    """
+    from torchmdla import _C
+
+    address = _C.address_of_symbol(name) if name.startswith("mdla_") else 0
+    if not address:
+        raise ValueError(f"there is no device call {name!r}")
+    return address
 
 
 def precision_of(device: Device) -> str | None:

@@ -111,7 +111,7 @@ def _write(module: fx.GraphModule, options: Options, weights: Weights) -> tuple[
     # A layer above this one. Most processes save nothing, so that they need not load it.
     code_of = importlib.import_module("torchmdla.packages.graphs").code_of
     examples = [(group, partial(_examples, node, weights)) for group, node in calls]
-    return _FORMAT.seal(description, graph), code_of(examples, options.device_name())
+    return _FORMAT.seal(description, graph), code_of(examples)
 
 
 class _Pickler(GraphPickler):
