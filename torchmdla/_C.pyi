@@ -60,7 +60,7 @@ class DeviceEventRecording:
 
     def __init__(self) -> None: ...
     def take(self) -> list[tuple[str, str, int, int]]:
-        """Return stream, name, begin and end of the events since the last call, in nanoseconds of the monotonic clock."""
+        """Return stream, name, begin and end (nanoseconds of the monotonic clock) of the events since the last call."""
 
 def add_events_to_profiler() -> None:
     """Add the events of devices to every trace of ``torch.profiler`` from now on, a row for each stream."""

@@ -90,7 +90,8 @@ EXPLAIN = """
     explanation = torchmdla.explain(model, x)
     (work,) = explanation.device_work
     rows = [item.thread for item in explanation.timeline if item.kind == "device"]
-    print(json.dumps([work.stream, work.name, work.calls, work.seconds > 0, sorted(set(rows)), "kernels 0" in str(explanation)]))
+    shown = "kernels 0" in str(explanation)
+    print(json.dumps([work.stream, work.name, work.calls, work.seconds > 0, sorted(set(rows)), shown]))
     print(json.dumps([operator.op for operator in explanation.outside]))
 """
 

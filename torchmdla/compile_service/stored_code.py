@@ -1,7 +1,8 @@
 """Code of devices in files: the targets of a device, what their code needs, and its form.
 
 An image is stored as it is, and its features are those of the processor. Other code is stored in a block with the name
-of its device, which loads it (``src/package/device_code.cpp``). Its features are ``device=NAME`` and, after ``NAME:``, what the device needs.
+of its device, which loads it (``src/package/device_code.cpp``). Its features are ``device=NAME`` and, after ``NAME:``,
+what the device needs.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def freestanding_target_of(device: devices.Device, name: str) -> Target:
     if isinstance(device, devices.CrossCompilation):
         return device.freestanding(target)
     raise TypeError(
-        f"Python loads the code of device {device.name!r}, and the runtime does not have Python: its class must inherit "
-        "from torchmdla.devices.LibraryLoading, or from CrossCompilation with the method freestanding"
+        f"Python loads the code of device {device.name!r}, and the runtime does not have Python: its class must "
+        "inherit from torchmdla.devices.LibraryLoading, or from CrossCompilation with the method freestanding"
     )
 
 
@@ -74,8 +75,8 @@ def features_of(device: devices.Device, target: Target, artifacts: Iterable[Arti
     """Return the features that the code of ``artifacts`` for ``target`` needs."""
     if isinstance(device, devices.CrossCompilation) and all(artifact.is_image for artifact in artifacts):
         return device.features(target)
-    own = (f"{device.name}:{feature}" for feature in _own_features(device, target))
-    return (f"device={device.name}", *sorted(own))
+    features = (f"{device.name}:{feature}" for feature in _own_features(device, target))
+    return (f"device={device.name}", *sorted(features))
 
 
 def _own_features(device: devices.Device, target: Target) -> set[str]:
@@ -84,8 +85,8 @@ def _own_features(device: devices.Device, target: Target) -> set[str]:
     if library is None:
         # The library states the version of the code that it loads. Python's devices do not.
         makers = dict(producers(device))
-        own = {f"{name} {makers[name]}" for name in makers if name not in _COMMON}
-        version = {f"version={', '.join(sorted(own)) or makers['torchmdla']}"}
+        versions = sorted(f"{name} {makers[name]}" for name in makers if name not in _COMMON)
+        version = {f"version={', '.join(versions) or makers['torchmdla']}"}
     else:
         version = {feature for feature in library if feature.startswith("format=")}
     if isinstance(device, devices.CrossCompilation):

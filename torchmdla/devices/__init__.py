@@ -74,8 +74,8 @@ def register(device: Device) -> None:
             )
     if hasattr(type(device), "supports"):
         raise TypeError(
-            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and return the reason "
-            "of a refusal from refusal(node, types)"
+            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and return the "
+            "reason of a refusal from refusal(node, types)"
         )
     _devices[device.name] = device
 

@@ -204,17 +204,20 @@ def _code(
     buffers = run_packs(packer, manifest, tensors)
     if unpacked := [pack.symbol for pack, buffer in zip(manifest.packs, buffers, strict=True) if buffer is None]:
         raise CompileError(
-            f"the pack {unpacked[0]!r} cannot be in a file: it needs values that are not constants, or its buffer has a "
-            "handle that must be released (LoadedCode.releases)"
+            f"the pack {unpacked[0]!r} cannot be in a file: it needs values that are not constants, or its buffer has "
+            "a handle that must be released (LoadedCode.releases)"
         )
     kinds = [argument.kind for argument in specialised.arguments]
+    read = set(manifest.parameters)
+    if not artifact.is_image:  # A device may omit them. A parameter that no pack uses is then read by the entry.
+        read |= tensors.keys() - {place for pack in manifest.packs for place in pack.arguments}
     return Code(
         artifact=artifact,
         signature=code.signature[:-1],
         symbols=code.symbols and (code.symbols[0], code.symbols[1][:-1]),
         sizes=specialised.sizes if code.symbols else None,
         arguments=[
-            _argument(binding, kinds[place] == "scalar", tensors.get(place), place in manifest.parameters, weights)
+            _argument(binding, kinds[place] == "scalar", tensors.get(place), place in read, weights)
             for place, binding in enumerate(specialised.bindings)
         ],
         packs=[weights.add(buffer) for buffer in buffers if buffer is not None],

@@ -83,10 +83,10 @@ def save(
         file: the path to write to. An existing file is replaced once the package is complete.
         inputs: for each call a tuple of its positional arguments, or its only argument. The default for an exported
             program is its own example inputs.
-        targets: ``"native"``, which every device has, or those of the device in use. The cpu device has levels, ``"x86-64-v2"`` to ``"x86-64-v4"``, ``"x86-64-v4-amx"``, ``"armv8-a"`` and
-            ``"armv8.6-a"``, even if this machine does not support them. The loader selects the target with the most
-            features that its processor has. ``"native-threads16"`` is for 16 threads, and selected from 16 threads on
-            (4, 8, 16 or 32).
+        targets: ``"native"``, which every device has, or others of the device in use. Those of the cpu device are
+            levels, ``"x86-64-v2"`` to ``"x86-64-v4"``, ``"x86-64-v4-amx"``, ``"armv8-a"`` and ``"armv8.6-a"``, even if
+            this machine does not support them. The loader selects the target with the most features that its machine
+            has. ``"native-threads16"`` is for 16 threads, and selected from 16 threads on (4, 8, 16 or 32).
         pack_weights: also write constants in packed form. They are mapped from the file, so that loading takes less
             time and processes share them. The file grows by their size.
         freeze: turn the weights of TorchScript into constants if the module is in eval mode, as

@@ -76,8 +76,8 @@ def run_packs(
 ) -> list[torch.Tensor | None]:
     """Run the packs and return their buffers, as bytes.
 
-    ``arguments`` are the program's arguments by position. The entry of a pack is None if it needs other arguments, or if
-    its buffer must be released, because it has a handle that is valid in this process only.
+    ``arguments`` are the program's arguments by position. The entry of a pack is None if it needs other arguments, or
+    if its buffer must be released, because it has a handle that is valid in this process only.
 
     Raises:
         CompileError: a pack reports an error, because the parameters violate an assumption of the code.

@@ -265,9 +265,9 @@ class Activity:
         name: name of the activity.
         kind: kind of the activity. ``"explain"`` is a part of explaining. In compiling it is ``"specialise"``, the
             whole, ``"import"``, ``"compile"``, ``"lower"``, ``"stage"``, ``"pass"`` or ``"load"``. In calls it is
-            ``"device"``, an event that a device recorded, ``"run"``, a group, ``"record"``, its first run by eager operators, or ``"pack"``, the packing of its
-            weights. Other calls are ``"fall back"``, a run in PyTorch's interpreter, and ``"operator"``, outside of
-            groups.
+            ``"run"``, a group, ``"device"``, an event that a device recorded, ``"record"``, a group's first run by
+            eager operators, or ``"pack"``, the packing of its weights. Other calls are ``"fall back"``, a run in
+            PyTorch's interpreter, and ``"operator"``, outside of groups.
         thread: name of the thread, with the name of the process if it is another one.
         start: seconds since the beginning.
         seconds: duration.

@@ -96,8 +96,19 @@ class KernelsDevice(Device, CrossCompilation, LibraryLoading):
             block = forward_of(ir.Module.parse(program.mlir)).regions[0].blocks[0]
             source, packs, workspace = _generate(program, block)
         flags = ["-mavx2"] if program.target.cpu == "avx2" else []
+        entry = source[source.index("int32_t entry") :]
         manifest = Manifest(
-            program.key, "entry", program.arguments, program.results, workspace_bytes=workspace, packs=packs
+            program.key,
+            "entry",
+            program.arguments,
+            program.results,
+            workspace_bytes=workspace,
+            packs=packs,
+            parameters=tuple(
+                number
+                for number, argument in enumerate(program.arguments)
+                if argument.role == "parameter" and f"buffers[{3 + number}]" in entry
+            ),
         )
         return Artifact(_compile(source, *flags), manifest)
 

@@ -1,11 +1,9 @@
 /* Library that loads the code of the device `kernels` (torchmdla/device.h). The object code is a shared object. */
-#define _GNU_SOURCE
 #include <torchmdla/device.h>
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 typedef struct loaded {
@@ -22,14 +20,14 @@ static const char *fail(const char *reason) {
   return problem;
 }
 
-/* Return the handle of a shared object in memory, or null. */
+/* Return the handle of a shared object, or null. The file is removed at once: the system keeps what it has mapped. */
 static void *open_object(const void *bytes, size_t count) {
-  const int file = memfd_create("kernels", MFD_CLOEXEC);
+  char path[] = "/tmp/kernels-XXXXXX";
+  const int file = mkstemp(path);
   if (file < 0) return NULL;
-  char path[64];
-  snprintf(path, sizeof path, "/proc/self/fd/%d", file);
   void *object = write(file, bytes, count) == (ssize_t)count ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
   close(file);
+  unlink(path);
   return object;
 }
 
@@ -41,7 +39,7 @@ static void unload(const mdla_code *code) {
 
 static const char *load(const mdla_artifact *artifact, mdla_code *code) {
   void *object = open_object(artifact->object_code, artifact->bytes);
-  if (!object) return fail(dlerror());
+  if (!object) return fail("it is not a shared object, or there is no room for it in /tmp");
   loaded *owner = malloc(sizeof(loaded) + artifact->pack_count * sizeof(mdla_entry));
   owner->object = object;
   for (size_t k = 0; k < artifact->pack_count; ++k)

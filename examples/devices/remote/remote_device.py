@@ -5,6 +5,7 @@ Weights are sent once: a pack sends a parameter to the run host, and keeps the h
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -99,7 +100,7 @@ class RemoteDevice(NumpyDevice):
         return outputs
 
     def _guarded(self, function: Callable[[Any], None]) -> Callable[[Any], int]:
-        """Return a function with a status. A failure makes the call fall back, and :meth:`_describe_fault` has the reason."""
+        """Return a function with a status. A failed call falls back; :meth:`_describe_fault` has the reason."""
 
         def call(buffers: Any) -> int:
             try:
@@ -116,10 +117,8 @@ class RemoteDevice(NumpyDevice):
         return ctypes.addressof(self._fault.text)
 
     def _release(self, buffer: int) -> None:
-        try:
+        with contextlib.suppress(EOFError, OSError):  # The run host has ended, and its weights with it.
             self._ask(DROP + ctypes.string_at(buffer, HANDLE_BYTES))
-        except (EOFError, OSError):
-            pass  # the run host has ended, and its weights with it
 
 
 def _address(function: Any) -> int:
