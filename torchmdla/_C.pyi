@@ -25,6 +25,52 @@ class Counts(TypedDict):
     compiled_calls: int  # these two are not reset
     recorded_calls: int
 
+class LibraryCode:
+    """Code that a :class:`DeviceLibrary` has loaded, with the addresses of its functions. It owns them."""
+
+    entry: int
+    packs: tuple[int, ...]
+    releases: tuple[int, ...]
+    workspace: int
+    fault: int
+
+class DeviceLibrary:
+    """Shared library of a vendor that loads the code of a device (``torchmdla/device.h``).
+
+    Raises:
+        DeviceLibraryError: the library cannot be opened.
+    """
+
+    name: str
+    features: list[str]
+
+    def __init__(self, path: str) -> None: ...
+    def load(self, object_code: bytes, entry: str, workspace: str, fault: str, packs: Sequence[str]) -> LibraryCode:
+        """Load object code.
+
+        Raises:
+            DeviceLibraryError: the library does not load it.
+        """
+
+class DeviceLibraryError(RuntimeError):
+    """Error of a device's library."""
+
+class DeviceEventRecording:
+    """Recording of the events of devices (``mdla_record_event``) in all threads, while the object lives."""
+
+    def __init__(self) -> None: ...
+    def take(self) -> list[tuple[str, str, int, int]]:
+        """Return stream, name, begin and end (nanoseconds of the monotonic clock) of the events since the last call."""
+
+def add_events_to_profiler() -> None:
+    """Add the events of devices to every trace of ``torch.profiler`` from now on, a row for each stream."""
+
+def set_python_devices(
+    features: Callable[[str], Set[str] | None],
+    load: Callable[[str, bytes], tuple[int, Sequence[int], Sequence[int], int, int, bool, object]],
+) -> None:
+    """Set the functions by which packages find what a device's code needs, and load it."""
+
 class ImageError(RuntimeError):
     """Error of an image that is damaged, is for another machine, or needs a symbol that this process does not have."""
 

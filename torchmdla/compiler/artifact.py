@@ -12,6 +12,9 @@ from torchmdla.compiler.program import Argument, Result
 # increased whenever they change.
 ABI_VERSION = 4
 
+# First bytes of an image (docs/design/abi.md).
+IMAGE_MAGIC = b"mdlaimg\0"
+
 
 class DamagedArtifact(ValueError):
     """Error of bytes that are not an artifact, are altered, or have another ABI version."""
@@ -184,6 +187,11 @@ class Artifact:
 
     object_code: bytes
     manifest: Manifest
+
+    @property
+    def is_image(self) -> bool:
+        """Return whether the object code begins like an image, which every runtime loads without the device."""
+        return self.object_code.startswith(IMAGE_MAGIC)
 
     def to_bytes(self) -> bytes:
         """Return one self-checking block (:mod:`torchmdla.compiler.checksummed`)."""

@@ -18,6 +18,7 @@ from torchmdla.devices.capabilities import (
     CrossCompilation,
     HostProcessor,
     Legalisation,
+    LibraryLoading,
     Tuning,
 )
 from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpKind, OpSupport, TensorType
@@ -45,6 +46,7 @@ __all__ = [
     "LegalProgram",
     "Legalisation",
     "Level",
+    "LibraryLoading",
     "LoadedCode",
     "Node",
     "NodeTypes",
@@ -55,6 +57,7 @@ __all__ = [
     "QuantisedType",
     "TensorType",
     "Tuning",
+    "address_of_call",
     "get",
     "in_use",
     "names",
@@ -77,6 +80,7 @@ CAPABILITIES = (
     CrossCompilation,
     HostProcessor,
     Legalisation,
+    LibraryLoading,
     Quantisation,
     Tuning,
 )
@@ -162,6 +166,20 @@ def require(device: Device, capability: type[Capability]) -> Capability:
             f"torchmdla.devices.{capability.__name__}"
         )
     return device
+
+
+def address_of_call(name: str) -> int:
+    """Return the address of a device call (``docs/design/abi.md``), such as ``"mdla_record_event"``.
+
+    Raises:
+        ValueError: there is not a call of this name.
+    """
+    from torchmdla import _C
+
+    address = _C.address_of_symbol(name) if name.startswith("mdla_") else 0
+    if not address:
+        raise ValueError(f"there is no device call {name!r}")
+    return address
 
 
 def precision_of(device: Device) -> str | None:

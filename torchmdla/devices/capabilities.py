@@ -12,10 +12,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
-from torchmdla.devices.device import Device, Node, NodeTypes
+from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes
 from torchmdla.devices.levels import Layouts, LegalProgram, Level, composite_ops_of
+from torchmdla.errors import CompileError
 
 # A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
 Progress = Callable[[TunedKernel, int, float], object]
@@ -155,11 +157,17 @@ class HostProcessor(ABC):
 
 
 class CrossCompilation(ABC):
-    """Compilation for other machines, for files with compiled code. Default: the device compiles for this machine."""
+    """Compilation for other machines, which files with compiled code need.
+
+    Default: files have code for this machine, whose target is ``"native"``. A machine uses it if its
+    :meth:`Device.target` is the same.
+    """
 
     @abstractmethod
     def target_for(self, processor: str) -> Target:
         """Return the target of programs compiled for other machines, by the user-level name of their processor.
+
+        ``"native"`` is this machine.
 
         Raises:
             ValueError: the processor does not exist.
@@ -167,9 +175,10 @@ class CrossCompilation(ABC):
 
     @abstractmethod
     def features(self, target: Target) -> tuple[str, ...]:
-        """Return the processor features that code for ``target`` needs, by LLVM's names.
+        """Return the features that code for ``target`` needs.
 
-        Packages are selected by these features.
+        A machine uses the code if it has all of them. If the code is an image, they are processor features by LLVM's
+        names. Otherwise the names are the device's own, and a machine has the features of :meth:`Device.target`.
         """
 
     def packing(self, target: Target) -> Target:
@@ -187,6 +196,40 @@ class CrossCompilation(ABC):
             TypeError: the device does not have such code.
         """
         raise TypeError(f"the code for {target.device!r} needs libtorch")
+
+
+class LibraryLoading(ABC):
+    """Loading of code by a shared library with the C interface of ``torchmdla/device.h``.
+
+    Programs in C++ and those without PyTorch load it. Default: the code is an image, or Python loads it
+    (:meth:`Device.load`).
+    """
+
+    @property
+    @abstractmethod
+    def library(self) -> str:
+        """Return the path of the library."""
+
+    def load_by_library(self, artifact: Artifact) -> LoadedCode:
+        """Return the code that the library loads, for :meth:`Device.load`.
+
+        Raises:
+            CompileError: the library cannot be opened, or does not load the code.
+        """
+        from torchmdla import _C
+
+        manifest = artifact.manifest
+        try:
+            code = _C.DeviceLibrary(self.library).load(
+                artifact.object_code,
+                manifest.entry,
+                manifest.workspace,
+                manifest.fault,
+                [pack.symbol for pack in manifest.packs],
+            )
+        except _C.DeviceLibraryError as error:
+            raise CompileError(str(error)) from error
+        return LoadedCode(code.entry, code.packs, code, code.workspace, code.releases, code.fault)
 
 
 class Tuning(ABC):

@@ -73,6 +73,7 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         with trace.span("reading the graph", "explain"):
             events = events_of(profile, measured.called, program.is_deferred)
             outside = run_outside(events, measured.called)
+            device_work = recording.device_work()
             graph = with_times(
                 program.graph(measured.called, events), events, {group.name: group.seconds for group in measured.groups}
             )
@@ -89,6 +90,7 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         seconds_compiled=sum(group.seconds for group in measured.groups),
         calls=measured.calls,
         peak=peak(),
+        device_work=device_work,
         errors=errors,
         graph=graph,
         timeline=recording.timeline({group.name for group in measured.groups}),

@@ -218,6 +218,19 @@ class Outside:
 
 
 @dataclass(frozen=True)
+class DeviceWork:
+    """Kernels or transfers of one name that a device has run in a stream (``mdla_record_event``).
+
+    There were ``calls`` of them in a call of the model, which took ``seconds`` together.
+    """
+
+    stream: str
+    name: str
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Reason:
     """A reason why something does not run compiled, or not for any sizes.
 
@@ -272,9 +285,9 @@ class Activity:
         name: name of the activity.
         kind: kind of the activity. ``"explain"`` is a part of explaining. In compiling it is ``"specialise"``, the
             whole, ``"import"``, ``"compile"``, ``"lower"``, ``"stage"``, ``"pass"`` or ``"load"``. In calls it is
-            ``"run"``, a group, ``"record"``, its first run by eager operators, or ``"pack"``, the packing of its
-            weights. Other calls are ``"fall back"``, a run in PyTorch's interpreter, and ``"operator"``, outside of
-            groups.
+            ``"run"``, a group, ``"device"``, an event that a device recorded, ``"record"``, a group's first run by
+            eager operators, or ``"pack"``, the packing of its weights. Other calls are ``"fall back"``, a run in
+            PyTorch's interpreter, and ``"operator"``, outside of groups.
         thread: name of the thread, with the name of the process if it is another one.
         start: seconds since the beginning.
         seconds: duration.
@@ -310,6 +323,7 @@ class Explanation:
     Attributes:
         groups: groups that the call used, in the order in which they were formed.
         outside: operators outside of compiled groups, the slowest first.
+        device_work: what devices have recorded, by stream and name.
         reasons: all reasons once, the most costly first.
         ops_compiled: number of operators of one call that ran in compiled groups.
         ops: number of all operators of one call.
@@ -335,6 +349,7 @@ class Explanation:
     seconds_compiled: float
     calls: int
     peak: Peak
+    device_work: tuple[DeviceWork, ...] = ()
     errors: tuple[OpError, ...] | None = None
     graph: Graph = Graph((), ())
     timeline: tuple[Activity, ...] = ()
