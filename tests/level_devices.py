@@ -17,13 +17,7 @@ from torchmdla.compiler.mlir import forward_of, located_text, new_context, run
 from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu import CpuDevice
 from torchmdla.devices.levels import Layouts, Level
-
-# The rest of the way to linalg.
-TO_LINALG: dict[str, Sequence[str]] = {
-    "linalg": (),
-    "tosa": ("func.func(tosa-make-broadcastable,tosa-to-linalg-named,tosa-to-linalg,tosa-to-arith,tosa-to-tensor)",),
-    "stablehlo": ("stablehlo-legalize-to-linalg",),
-}
+from torchmdla.devices.levels.legalise import lower_tosa
 
 
 class _LevelDevice(CpuDevice, devices.Legalisation):
@@ -45,8 +39,12 @@ class _LevelDevice(CpuDevice, devices.Legalisation):
         with new_context(), ir.Location.unknown():
             legal = self.legalise(program)
             call_packs(legal.module, [(pack.symbol, pack.arguments) for pack in legal.packs])
-            run(legal.module, "inline", "canonicalize", *TO_LINALG[self.level], "linalg-generalize-named-ops")
-            run(legal.module, "symbol-privatize{exclude=forward}", "symbol-dce")
+            run(legal.module, "inline", "canonicalize")
+            if self.level == "tosa":
+                lower_tosa(legal.module)
+            elif self.level == "stablehlo":
+                run(legal.module, "stablehlo-legalize-to-linalg")
+            run(legal.module, "linalg-generalize-named-ops", "symbol-privatize{exclude=forward}", "symbol-dce")
             text = located_text(legal.module)
         artifact = super().lower(dataclasses.replace(program, mlir=text))
         return dataclasses.replace(artifact, manifest=dataclasses.replace(artifact.manifest, program=program.key))
@@ -82,12 +80,6 @@ class ChannelsLastDevice(_LevelDevice):
     name = "of_channels_last"
     _level = "linalg"
     _layouts = Layouts(channels_last=True, packs_weights=True)
-
-
-class BlockedDevice(_LevelDevice):
-    name = "of_blocks"
-    _level = "linalg"
-    _layouts = Layouts(blocks=(8, 8, 8), packs_weights=True)
 
 
 class TosaDevice(_LevelDevice):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchmdla import _C, devices
 from torchmdla.capture import cache_artifacts, refusals, specialise, torchscript, ungrouped
-from torchmdla.compile_service import service
+from torchmdla.compile_service import service, stored_code
 from torchmdla.devices import OpSupport
 from torchmdla.errors import unknown_name
 from torchmdla.report.observing import show_progress
@@ -450,13 +450,16 @@ def _use(device: devices.Device) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-    if device is not _device:
+    # The table of an asynchronous device contains one of its options.
+    if device is not _device or isinstance(device, devices.Asynchronous):
         torchscript.use_device(device)
         devices.use(device)
         _device = device
 
 
 specialise.install()
+stored_code.install()
+_C.add_events_to_profiler()
 cache_artifacts.register()
 torchscript.watch_loads()
 if os.environ.get("TORCHMDLA_ENABLE", "1") not in ("0", ""):

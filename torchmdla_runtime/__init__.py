@@ -16,6 +16,7 @@ from torchmdla_runtime.library import (
     WrongTensor,
     WrongValue,
     api_version,
+    load_device,
     provides,
 )
 from torchmdla_runtime.model import Model, TensorInfo
@@ -31,5 +32,6 @@ __all__ = [
     "WrongTensor",
     "WrongValue",
     "api_version",
+    "load_device",
     "provides",
 ]

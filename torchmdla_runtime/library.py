@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
-API_VERSION = 2
+API_VERSION = 3
 WRONG_PROCESSOR = 4
 _WRONG_TENSOR, _RAISED, _WRONG_VALUE = 5, 10, 11
 
@@ -95,6 +96,7 @@ _FUNCTIONS = {
     "tmdla_api_version": (ctypes.c_uint32,),
     "tmdla_last_error": (ctypes.c_char_p,),
     "tmdla_load": (ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(Options), ctypes.POINTER(_MODEL)),
+    "tmdla_load_device": (ctypes.c_int, ctypes.c_char_p),
     "tmdla_free": (None, _MODEL),
     "tmdla_verify": (ctypes.c_int, _MODEL),
     "tmdla_set_threads": (ctypes.c_int, _MODEL, ctypes.c_int32),
@@ -154,6 +156,15 @@ def check(status: int) -> None:
 def api_version() -> int:
     """Return the version of the C interface."""
     return int(LIBRARY.tmdla_api_version())
+
+
+def load_device(path: str | os.PathLike[str]) -> None:
+    """Load the library of a device (``torchmdla/device.h``), so that models with code for the device load.
+
+    Raises:
+        ModelError: the library cannot be opened, or is not one of a device.
+    """
+    check(LIBRARY.tmdla_load_device(os.fsencode(path)))
 
 
 def provides(function: str) -> bool:

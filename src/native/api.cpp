@@ -1,6 +1,7 @@
 // The C interface of torchmdla/runtime.h. Its functions do not throw.
 
 #include "base/byte_reader.h"
+#include "base/device_library.h"
 #include "base/open_file.h"
 #include "codeimage/image.h"
 #include "dlpack.h"
@@ -58,6 +59,8 @@ template <class Body> tmdla_status catch_errors(Body body) noexcept {
   } catch (const torchmdla::FileProblem& error) {
     return failed(TMDLA_NOT_READABLE, error.what());
   } catch (const torchmdla::BadBytes& error) {
+    return failed(TMDLA_BAD_FILE, error.what());
+  } catch (const torchmdla::DeviceLibraryError& error) {
     return failed(TMDLA_BAD_FILE, error.what());
   } catch (const torchmdla::ImageError& error) {
     return failed(TMDLA_BAD_FILE, error.what());
@@ -137,6 +140,14 @@ tmdla_status tmdla_load(const char* path, const tmdla_options* options, tmdla_mo
                    "the options are of a later version of the interface");
     const auto chosen = options ? *options : tmdla_options{TMDLA_API_VERSION, 0, 0};
     *model = std::make_unique<tmdla_model>(path, chosen.threads, chosen.any_owner != 0).release();
+  });
+}
+
+tmdla_status tmdla_load_device(const char* path) {
+  return catch_errors([&] {
+    check_argument(path, "the path is null");
+    torchmdla::add_device_library(
+        path, [](const char* name) -> void* { return torchmdla::address_of_symbol(name); });
   });
 }
 

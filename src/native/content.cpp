@@ -1,6 +1,7 @@
 #include "content.h"
 
 #include "base/byte_reader.h"
+#include "base/device_library.h"
 #include "codeimage/size_fields.h"
 
 #include <algorithm>
@@ -137,6 +138,7 @@ private:
     target.name = reader_.text();
     const auto features = reader_.list([&] { return reader_.text(); });
     target.features = {features.begin(), features.end()};
+    target.devices = take_devices(target.features);
     target.images = reader_.list([&] { return reader_.bytes(reader_.count()); });
     images_ = target.images.size();
     target.groups = reader_.list([&] { return read_group(); });

@@ -38,10 +38,11 @@ struct Direct {
   std::vector<size_t> output_numbers; // for each output of the model, the group's output
 };
 
-// Code of all groups for processors with some features.
+// Code of all groups for machines with some features.
 struct Target {
   std::string name;
-  std::set<std::string> features;                 // by their LLVM names
+  std::set<std::string> features;   // of the processor by LLVM's names, and of devices
+  std::vector<std::string> devices; // other than the processor
   std::vector<std::span<const std::byte>> images; // views of the bytes that were read
   std::vector<Group> groups;
 };

@@ -106,6 +106,8 @@ const std::vector<DeviceCall>& device_calls() {
       named("mdla_share_entry", &mdla_share_entry),
       named("mdla_share_kernel", &mdla_share_kernel),
       named("mdla_begin_kernel", &mdla_begin_kernel),
+      named("mdla_are_events_recorded", &mdla_are_events_recorded),
+      named("mdla_record_event", &mdla_record_event),
       named("mdla_scratch", &mdla_scratch),
   };
   return calls;
@@ -150,8 +152,14 @@ void mdla_share_kernel(mdla_member*, mdla_kernel body, void* const* operands, in
     body(operands, 0, range);
 }
 
-// This runtime does not record kernels.
+// This runtime records neither kernels nor events.
 void mdla_begin_kernel(int64_t) {}
+
+int32_t mdla_are_events_recorded(void) {
+  return 0;
+}
+
+void mdla_record_event(const char*, const char*, int64_t, int64_t) {}
 
 void* mdla_scratch(int64_t bytes) {
   thread_local torchmdla::Workspace scratch;

@@ -162,9 +162,11 @@ void LoadedGroup::run_into(const Choice& choice, Inputs inputs, std::span<std::b
   buffers[0] = scratch.allocate(static_cast<size_t>(workspace));
   buffers[1] = const_cast<void**>(code->packed.data());
   buffers[2] = const_cast<int64_t*>(symbols.begin());
-  if (code->entry(buffers) != 0)
-    throw Error(TMDLA_FAILED, "the model reports an error: an index out of bounds, a division by "
-                              "zero, or a check that does not hold");
+  if (code->entry(buffers) == 0) return;
+  const std::string fault = code->fault ? code->fault() : "";
+  if (!fault.empty()) throw Error(TMDLA_FAILED, "the device fails: " + fault);
+  throw Error(TMDLA_FAILED, "the model reports an error: an index out of bounds, a division by "
+                            "zero, or a check that does not hold");
 }
 
 void LoadedGroup::run(const Choice& choice, Inputs inputs, std::span<Value* const> outputs,

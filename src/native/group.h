@@ -1,7 +1,6 @@
 // Compiled groups of a program: which code a call uses, and the call.
 #pragma once
 
-#include "codeimage/image.h"
 #include "codeimage/polynomial.h"
 #include "codeimage/size_program.h"
 #include "tensor.h"
@@ -75,9 +74,10 @@ struct Group {
 // Code of a specialisation in this process.
 struct Code {
   const Specialisation* specialisation;
-  std::shared_ptr<const Image> image;
+  std::shared_ptr<const void> owner; // an image, or code of a device's library
   int32_t (*entry)(void* const* buffers);
   int64_t (*workspace)(const int64_t* symbols);
+  const char* (*fault)(); // returns why the entry has failed, if a device can fail; else null
   std::vector<const void*> packed;  // buffers of the packs
   std::vector<const void*> weights; // by argument; null for those from elsewhere
 };

@@ -3,6 +3,8 @@
 #include "base/open_file.h"
 #include "base/sealed_block.h"
 #include "base/sha256.h"
+#include "device_code.h"
+#include "fusion/device_table.h"
 #include "group/statistics.h"
 #include "packaged_code.h"
 #include "processor.h"
@@ -13,11 +15,13 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -37,9 +41,10 @@ const std::string folder = "torchmdla/";
 
 struct PackageTarget {
   std::string name;
-  std::set<std::string> features; // processor features that its code uses
-  int threads = 1;                // number of threads that its kernels are divided for
-  Digest digest;                  // digest of its block
+  std::set<std::string> features;   // of processor and devices, which its code needs
+  std::vector<std::string> devices; // other than the processor
+  int threads = 1;                  // number of threads that its kernels are divided for
+  Digest digest;                    // digest of its block
 };
 
 // Remove the number of threads from features and return it; 1 if they do not have it.
@@ -75,16 +80,26 @@ std::vector<PackageTarget> targets_in(std::span<const std::byte> index) {
     const auto features = reader.list([&] { return reader.text(); });
     target.features = {features.begin(), features.end()};
     target.threads = take_threads(target.features);
+    target.devices = take_devices(target.features);
     std::ranges::copy(reader.bytes(target.digest.size()), target.digest.begin());
     return target;
   });
 }
 
-// Return the target with the most features among those whose features are all in `usable`. Of
-// these, return the one for the most threads up to `threads`, or else for the fewest. Throw
-// BadBytes if no target is usable.
+// Return the features of the target that this process lacks, as text.
+std::string missing_features(const PackageTarget& target, std::set<std::string> usable) {
+  for (const auto& device : target.devices)
+    usable.merge(features_of_device(device));
+  std::vector<std::string> missing;
+  std::ranges::set_difference(target.features, usable, std::back_inserter(missing));
+  return c10::Join(", ", missing);
+}
+
+// Return the target with the most features among those whose features this process has. Of these,
+// return the one for the most threads up to `threads`, or else for the fewest. Throw BadBytes if no
+// target is usable.
 const PackageTarget& best_of(const std::vector<PackageTarget>& targets,
-                             const std::set<std::string>& usable, int threads) {
+                             const std::set<std::string>& processor, int threads) {
   const auto rank = [threads](const PackageTarget& target) {
     return std::pair(target.features.size(),
                      target.threads <= threads ? target.threads : -target.threads);
@@ -92,12 +107,26 @@ const PackageTarget& best_of(const std::vector<PackageTarget>& targets,
   const PackageTarget* best = nullptr;
   std::string names;
   for (const auto& target : targets) {
+    const auto missing = missing_features(target, processor);
     names += (names.empty() ? "" : ", ") + target.name;
-    if (std::ranges::includes(usable, target.features) && (!best || rank(target) > rank(*best)))
-      best = &target;
+    if (!target.devices.empty())
+      names += " of device " + c10::Join(" and ", target.devices) + " (this process lacks " +
+               missing + ")";
+    if (missing.empty() && (!best || rank(target) > rank(*best))) best = &target;
   }
   if (!best) throw BadBytes("the package has no code for this processor, but for " + names);
   return *best;
+}
+
+// Warn if the groups of a program will not look for the target's code, because they are formed for
+// another device.
+void check_use(const PackageSource& source, const PackageTarget& target) {
+  const auto in_use = current_device_table();
+  if (!in_use || target.devices.empty() || std::ranges::count(target.devices, in_use->device) != 0)
+    return;
+  TORCH_WARN("torchmdla: ", source.name, " has code for device ", target.devices.front(),
+             ", and groups are formed for ", in_use->device,
+             ": torchmdla.enable(device=...) before the file is loaded selects it");
 }
 
 // Return the packed weights of `target`, or nullopt if they cannot be mapped or are not aligned.
@@ -153,6 +182,7 @@ std::string load_target(const PackageSource& source, const FileRecord& index) {
   const auto targets = targets_in(index.bytes);
   limit_to_quota();
   const auto& target = best_of(targets, features_of(processor_setting()), at::get_num_threads());
+  if (source.file) check_use(source, target);
   const auto block = source.read(folder + "targets/" + target.name);
   if (!block) throw BadBytes("the package lacks its target " + target.name);
   auto specialisations = specialisations_in(target, *block, weights_of(source, target));

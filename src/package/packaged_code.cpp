@@ -1,11 +1,10 @@
 #include "packaged_code.h"
 
 #include "codeimage/size_fields.h"
+#include "device_code.h"
 #include "group/statistics.h"
-#include "runtime/device_calls.h"
 #include "runtime/fingerprint.h"
 #include "runtime/kernel_times.h"
-#include "runtime/load_image.h"
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
@@ -71,20 +70,6 @@ struct PackagedPack {
   }
 };
 
-struct ImageOwner : CodeOwner {
-  explicit ImageOwner(std::span<const std::byte> data)
-      : image(load_image(data, address_of_symbol)) {}
-  const std::shared_ptr<const Image> image;
-};
-
-// Return the function `name` of `image`, or null for an empty name. Throw if the image lacks it.
-template <class Function> Function function(const Image& image, const std::string& name) {
-  if (name.empty()) return nullptr;
-  auto* address = image.symbol(name);
-  TORCH_CHECK(address, "the code has no function ", name);
-  return reinterpret_cast<Function>(address);
-}
-
 class PackagedCode final : public PackagedSpecialisation {
 public:
   size_t image = 0;
@@ -101,19 +86,22 @@ public:
     const auto num_outputs = subgraph.num_outputs().value_or(outputs.size());
     TORCH_CHECK(outputs.size() == num_outputs, "the code has ", outputs.size(),
                 " outputs, the group ", num_outputs);
-    const auto owner = std::make_shared<ImageOwner>(content->images.at(image));
-    const auto& mapped = *owner->image;
-    CompiledCode code{function<Entry>(mapped, entry),
+    CodeNames names{entry, workspace, fault, {}};
+    for (const auto& pack : packs)
+      names.packs.push_back(pack.symbol);
+    const auto loaded = load_device_code(content->images.at(image), names);
+    CompiledCode code{loaded.entry,
                       {},
                       workspace_bytes,
-                      function<int64_t (*)(const int64_t*)>(mapped, workspace),
-                      owner,
-                      function<const char* (*)()>(mapped, fault),
+                      loaded.workspace,
+                      loaded.owner,
+                      loaded.fault,
                       std::make_shared<KernelTimes>(kernels)};
-    code.competes_with_eager = fault.empty(); // code of the CPU cannot fail
-    for (const auto& pack : packs)
-      code.packs.push_back({function<Entry>(mapped, pack.symbol), pack.recipe, pack.arguments,
-                            pack.bytes, nullptr, pack.find_prebuilt(*content)});
+    code.competes_with_eager = loaded.competes_with_eager;
+    for (size_t i = 0; i < packs.size(); ++i)
+      code.packs.push_back({loaded.packs[i], packs[i].recipe, packs[i].arguments, packs[i].bytes,
+                            loaded.releases.empty() ? nullptr : loaded.releases[i],
+                            packs[i].find_prebuilt(*content)});
     std::vector<InputBinding> bindings;
     for (const auto& input : inputs)
       bindings.push_back(input.bind(subgraph, num_inputs));

@@ -1,5 +1,6 @@
 #include "device_calls.h"
 
+#include "device_events.h"
 #include "input_releases.h"
 #include "kernel_times.h"
 #include "memory.h"
@@ -42,6 +43,8 @@ const std::vector<DeviceCall>& device_calls() {
       {"mdla_share_entry", reinterpret_cast<void*>(&mdla_share_entry)},
       {"mdla_share_kernel", reinterpret_cast<void*>(&mdla_share_kernel)},
       {"mdla_begin_kernel", reinterpret_cast<void*>(&mdla_begin_kernel)},
+      {"mdla_are_events_recorded", reinterpret_cast<void*>(&mdla_are_events_recorded)},
+      {"mdla_record_event", reinterpret_cast<void*>(&mdla_record_event)},
       {"mdla_scratch", reinterpret_cast<void*>(&mdla_scratch)},
   };
   return calls;
@@ -77,6 +80,14 @@ void mdla_begin_kernel(int64_t kernel) {
   if (auto* releases = InputReleases::current()) releases->begin(static_cast<size_t>(kernel));
   if (!torchmdla::kernel_observation().any()) return;
   if (auto* clock = KernelClock::current()) clock->begin(static_cast<size_t>(kernel));
+}
+
+int32_t mdla_are_events_recorded(void) {
+  return torchmdla::are_events_recorded();
+}
+
+void mdla_record_event(const char* stream, const char* name, int64_t begin, int64_t end) {
+  if (torchmdla::are_events_recorded()) torchmdla::record_event({stream, name, begin, end});
 }
 
 void* mdla_scratch(int64_t bytes) {

@@ -57,6 +57,14 @@ void mdla_share_kernel(mdla_member* member, mdla_kernel body, void* const* opera
 // End the running kernel of the entry and begin kernel number `kernel` (kernel_times.h).
 void mdla_begin_kernel(int64_t kernel);
 
+// Return whether events are recorded. A device does not have to measure them otherwise.
+int32_t mdla_are_events_recorded(void);
+
+// Record that the device was busy with `name`, a kernel or a transfer, in `stream` between two
+// times of the monotonic clock, in nanoseconds (CLOCK_MONOTONIC). `stream` names the device, too:
+// "npu 0: transfers". Any thread may call this, also after the entry has returned.
+void mdla_record_event(const char* stream, const char* name, int64_t begin, int64_t end);
+
 // Return memory of the calling thread for intermediate results of a chain's tile, 64-byte aligned
 // and at least `bytes` long. It is valid until the thread's next request, and separate from that of
 // `thread_workspace`.

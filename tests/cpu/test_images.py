@@ -23,7 +23,7 @@ import torchmdla
 from torchmdla import _C
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu.codegen import loader
-from torchmdla.devices.cpu.codegen.image import AARCH64, PAGES, X86_64, Image, is_image
+from torchmdla.devices.cpu.codegen.image import AARCH64, PAGES, X86_64, Image
 from torchmdla.devices.cpu.codegen.linking import link
 from torchmdla.devices.cpu.codegen.object_file import is_elf, split_objects
 from torchmdla.devices.cpu.codegen.relocations import NotLinkable
@@ -73,7 +73,7 @@ def test_programs_are_images(program: str, monkeypatch: pytest.MonkeyPatch) -> N
     seen: list[Image] = []
     monkeypatch.setattr(lowering, "link", lambda objects: seen.append(link(objects)) or seen[-1])
     artifact = lowering.lower(PROGRAMS[program].program())
-    assert is_image(artifact.object_code)
+    assert artifact.is_image
     assert sorted({name for name, _ in seen[0].imports}) == list(artifact.manifest.device_calls)
     names = _C.Image(artifact.object_code).names()
     assert {artifact.manifest.entry, *(pack.symbol for pack in artifact.manifest.packs)} <= set(names)

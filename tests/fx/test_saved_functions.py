@@ -14,7 +14,6 @@ from saved_programs import PROGRAMS, classify, loss_of, mlp
 from torch import Tensor, nn
 
 import torchmdla
-from torchmdla import devices
 from torchmdla.capture.fx import saved_graph
 from torchmdla.testing.compare import assert_matches
 
@@ -176,17 +175,6 @@ def test_sizes_that_depend_on_values_are_compiled_by_the_loading_process(save: C
         function = save(places, x)
     assert_matches(function(x), places(x))
     assert torchmdla.stats().packaged > 0 and torchmdla.stats().recorded_calls > 0
-
-
-def test_device_without_targets_is_saved_without_code(
-    save: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "CrossCompilation", devices.CallSelection)
-    x = torch.randn(4, 8)
-    with pytest.warns(RuntimeWarning, match="saved without some code.*compiles for this machine alone"):
-        function = save(lambda x: torch.exp(x) + 1, x)
-    assert_matches(function(x), torch.exp(x) + 1)
-    assert torchmdla.stats().recorded_calls == 1
 
 
 def test_failure_of_example_is_a_warning(save: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_it_needs_the_c_library_alone() -> None:
 
 def test_it_shows_its_interface_alone() -> None:
     lines = output_of("nm", "-D", "--defined-only", str(PATH))
-    names = {line.split()[-1].partition("@")[0] for line in lines} - {"TMDLA_1", "TMDLA_2"}
+    names = {line.split()[-1].partition("@")[0] for line in lines} - {"TMDLA_1", "TMDLA_2", "TMDLA_3"}
     # The symbols that gdb looks up (src/codeimage/debuggers.cpp).
     assert {name for name in names if not name.startswith("tmdla_")} == {
         "__jit_debug_descriptor",
@@ -56,7 +56,7 @@ def test_arguments_that_are_none(mlp: Exported) -> None:
     wrong = [
         LIBRARY.tmdla_load(None, None, ctypes.byref(result)),
         LIBRARY.tmdla_load(path, None, None),
-        LIBRARY.tmdla_load(path, Options(3, 0, 0), ctypes.byref(result)),
+        LIBRARY.tmdla_load(path, Options(4, 0, 0), ctypes.byref(result)),
         LIBRARY.tmdla_load(path, Options(1, -1, 0), ctypes.byref(result)),
         LIBRARY.tmdla_input(handle, 1, ctypes.byref(info)),
         LIBRARY.tmdla_output(handle, 0, None),

@@ -32,6 +32,26 @@ def test_the_example_runs_by_every_frontend() -> None:
 
 
 @pytest.mark.sampled(0)
+def test_two_devices_share_programs() -> None:
+    done = run("two_devices.py")
+    assert done.returncode == 0, done.stderr
+    numpy, small, large, training = done.stdout.splitlines()
+    assert "numpy" in numpy and "far" not in small.partition(":")[2] and "far" in large.partition(":")[2]
+    assert training.endswith("gradients as eager")
+
+
+@pytest.mark.sampled(0)
+def test_the_example_of_tosa_runs_packs_again_for_new_weights() -> None:
+    done = run("run_tosa.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "as eager",
+        "as eager with other weights",
+        "groups compiled: 1, fallbacks: none",
+    ]
+
+
+@pytest.mark.sampled(0)
 def test_its_score(tmp_path: Path) -> None:
     """Check the command of docs/devices.md, its files, and a baseline that the device does not meet."""
     paths = {name: tmp_path / f"score.{name}" for name in ("html", "jsonl", "json")}

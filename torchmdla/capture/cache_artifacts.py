@@ -20,11 +20,11 @@ from torchmdla.compiler.artifact import Artifact
 
 _TYPE = "torchmdla"
 
-# A function of groups, each with a function that returns inputs for it, and of a device's name. It returns the records
-# of a package with the groups' code.
-Packager = Callable[[Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]], str], Mapping[str, bytes]]
+# A function of groups, each with a function that returns inputs for it. It returns the records of a package with the
+# groups' code.
+Packager = Callable[[Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]]], Mapping[str, bytes]]
 
-_packager: Packager = lambda groups, device: {}  # noqa: E731
+_packager: Packager = lambda groups: {}  # noqa: E731
 
 
 class GroupArtifact(_cache.CacheArtifact):
@@ -55,9 +55,9 @@ def set_packager(packager: Packager) -> None:
     _packager = packager
 
 
-def package_groups(groups: Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]], device: str) -> Mapping[str, bytes]:
+def package_groups(groups: Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]]) -> Mapping[str, bytes]:
     """Return the records of a package with the code of groups, each with a function that returns inputs for it."""
-    return _packager(groups, device)
+    return _packager(groups)
 
 
 def record_from_now_on() -> None:

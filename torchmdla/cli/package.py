@@ -75,9 +75,9 @@ def _print_package(package: PackageInfo) -> None:
     for target in package.targets:
         several = count_text(len(target.groups), "specialisation")
         weights = f"{size_text(target.weights)} of packed weights" if target.weights else ""
-        # Vector features distinguish processors for humans.
-        vectors = [name for name in target.features if name.startswith(("avx", "sse4", "amx"))]
-        features = " ".join(vectors) or "no vectors beyond SSE2"
+        # Vector features distinguish processors for humans, and devices have their own.
+        shown = [name for name in target.features if name.startswith(("avx", "sse4", "amx")) or ":" in name]
+        features = " ".join(shown) or "no vectors beyond SSE2"
         table.add_row(target.name, size_text(target.size), several, weights, features)
     console.print(table)
     for line in package.targets[0].groups if package.targets else ():

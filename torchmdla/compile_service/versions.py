@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import machinery, metadata
 from pathlib import Path
 
+from torchmdla.devices import parts_of
 from torchmdla.devices.device import Device
 
 # Packages with the LLVM that makes code: for this machine's architecture, and for others.
@@ -24,7 +25,8 @@ def producers(device: Device) -> tuple[tuple[str, str], ...]:
     The version of torchmdla is a hash of its compiler sources, so that a changed working copy does not reuse old
     artifacts. The version of a package that defines a device also contains a hash of its sources.
     """
-    packages = {_package_of(cls.__module__) for cls in type(device).__mro__} - {"torchmdla", "builtins", "abc"}
+    classes = {cls for part in parts_of(device) for cls in type(part).__mro__}
+    packages = {_package_of(cls.__module__) for cls in classes} - {"torchmdla", "builtins", "abc"}
     foreign = [(package, _version_of(package)) for package in sorted(packages)]
     device_version = [(device.name, device.version)] if device.version else []
     return (*_torchmdla(), *foreign, *device_version)
@@ -59,12 +61,22 @@ def _version_of(package: str) -> str:
     installed = metadata.packages_distributions().get(package.partition(".")[0], ())
     digest = hashlib.sha256()
     files = list(_files_of(package))
+    recorded = _recorded_hashes(installed)
     for path in files:
-        status = path.stat()
-        # Libraries may be large, so only their name, size and time are hashed.
-        is_source = path.suffix == ".py"
-        digest.update(path.read_bytes() if is_source else f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
+        digest.update(path.read_bytes() if path.suffix == ".py" else _identity_of_library(path, recorded))
     return " ".join([*map(metadata.version, installed), digest.hexdigest()[:16] if files else secrets.token_hex(8)])
+
+
+def _recorded_hashes(distributions: Iterable[str]) -> dict[Path, str]:
+    """Return the hashes of the files that wheels installed. They are equal on all machines."""
+    files = (file for name in distributions for file in metadata.files(name) or ())
+    return {Path(str(file.locate())): file.hash.value for file in files if file.hash is not None}
+
+
+def _identity_of_library(path: Path, recorded: Mapping[Path, str]) -> bytes:
+    """Return what identifies a library, which may be too large to be hashed: its recorded hash, or size and time."""
+    status = path.stat()
+    return f"{path.name} {recorded.get(path) or f'{status.st_size} {status.st_mtime_ns}'}".encode()
 
 
 def _files_of(package: str) -> Iterator[Path]:

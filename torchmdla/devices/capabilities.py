@@ -8,13 +8,16 @@ class documents.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
-from torchmdla.devices.device import Node, NodeTypes
-from torchmdla.devices.levels import Layouts, LegalProgram, Level
+from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes
+from torchmdla.devices.levels import Layouts, LegalProgram, Level, composite_ops_of
+from torchmdla.errors import CompileError
 
 # A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
 Progress = Callable[[TunedKernel, int, float], object]
@@ -58,6 +61,25 @@ class Arithmetic(ABC):  # noqa: B024 (each member has a default)
         return False
 
 
+class Asynchronous(ABC):  # noqa: B024 (its member has a default)
+    """Execution beside the program: an entry may return before its results are in host memory.
+
+    Loaded code then has ``wait`` and ``forget`` (:class:`torchmdla.devices.LoadedCode`). In TorchScript, the program
+    continues after such an entry, and waits before anything but a group of the same device reads the results. Results
+    that only such groups read stay in the memory of the device. Other frontends wait before a call returns.
+
+    Default: the results are in host memory when the entry returns.
+    """
+
+    @property
+    def leaves_results_pending(self) -> bool:
+        """Return whether the program continues before the results are in host memory.
+
+        If false, each call waits, which is simpler to debug.
+        """
+        return True
+
+
 class Legalisation(ABC):  # noqa: B024 (each member has a default)
     """Form of the programs that a device gets.
 
@@ -68,9 +90,9 @@ class Legalisation(ABC):  # noqa: B024 (each member has a default)
     def composite_ops(self) -> frozenset[str]:
         """Return the operators that the importer must not decompose, by schema name with overload.
 
-        The device has an operation of its own for each of them, or its :attr:`level` has one.
+        The device has an operation of its own for each of them. Default: those for which its :attr:`level` has one.
         """
-        return frozenset()
+        return composite_ops_of(self.level)
 
     @property
     def level(self) -> Level:
@@ -135,11 +157,17 @@ class HostProcessor(ABC):
 
 
 class CrossCompilation(ABC):
-    """Compilation for other machines, for files with compiled code. Default: the device compiles for this machine."""
+    """Compilation for other machines, which files with compiled code need.
+
+    Default: files have code for this machine, whose target is ``"native"``. A machine uses it if its
+    :meth:`Device.target` is the same.
+    """
 
     @abstractmethod
     def target_for(self, processor: str) -> Target:
         """Return the target of programs compiled for other machines, by the user-level name of their processor.
+
+        ``"native"`` is this machine.
 
         Raises:
             ValueError: the processor does not exist.
@@ -147,9 +175,10 @@ class CrossCompilation(ABC):
 
     @abstractmethod
     def features(self, target: Target) -> tuple[str, ...]:
-        """Return the processor features that code for ``target`` needs, by LLVM's names.
+        """Return the features that code for ``target`` needs.
 
-        Packages are selected by these features.
+        A machine uses the code if it has all of them. If the code is an image, they are processor features by LLVM's
+        names. Otherwise the names are the device's own, and a machine has the features of :meth:`Device.target`.
         """
 
     def packing(self, target: Target) -> Target:
@@ -167,6 +196,40 @@ class CrossCompilation(ABC):
             TypeError: the device does not have such code.
         """
         raise TypeError(f"the code for {target.device!r} needs libtorch")
+
+
+class LibraryLoading(ABC):
+    """Loading of code by a shared library with the C interface of ``torchmdla/device.h``.
+
+    Programs in C++ and those without PyTorch load it. Default: the code is an image, or Python loads it
+    (:meth:`Device.load`).
+    """
+
+    @property
+    @abstractmethod
+    def library(self) -> str:
+        """Return the path of the library."""
+
+    def load_by_library(self, artifact: Artifact) -> LoadedCode:
+        """Return the code that the library loads, for :meth:`Device.load`.
+
+        Raises:
+            CompileError: the library cannot be opened, or does not load the code.
+        """
+        from torchmdla import _C
+
+        manifest = artifact.manifest
+        try:
+            code = _C.DeviceLibrary(self.library).load(
+                artifact.object_code,
+                manifest.entry,
+                manifest.workspace,
+                manifest.fault,
+                [pack.symbol for pack in manifest.packs],
+            )
+        except _C.DeviceLibraryError as error:
+            raise CompileError(str(error)) from error
+        return LoadedCode(code.entry, code.packs, code, code.workspace, code.releases, code.fault)
 
 
 class Tuning(ABC):
@@ -212,4 +275,52 @@ class Tuning(ABC):
 
         Raises:
             CompileError: the program cannot be compiled.
+        """
+
+
+class CostModel(ABC):
+    """Estimates of time, which determine the calls that are worth their transfers.
+
+    Default: a call is worth a group by its kind (:class:`torchmdla.devices.OpSupport`), and transfers are free.
+
+    The times are in seconds on this machine. Errors by a constant factor matter only in comparisons with other devices.
+    """
+
+    @abstractmethod
+    def call_seconds(self, node: Node, types: NodeTypes) -> float:
+        """Return the time of a call in a group, without transfers. It must be finite and not negative."""
+
+    @property
+    def launch_seconds(self) -> float:
+        """Return the time that each run of a group takes besides its calls and transfers."""
+        return 0.0
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Return the time of a transfer of an empty tensor between the device's memory and the host's."""
+        return 0.0
+
+    @property
+    def transfer_bandwidth(self) -> float:
+        """Return the bytes that are transferred in a second."""
+        return math.inf
+
+
+class Composition(ABC):
+    """Device that runs parts of its programs on other devices. Default: a device runs its programs itself."""
+
+    @property
+    @abstractmethod
+    def components(self) -> tuple[Device, ...]:
+        """Return the devices, in order of preference."""
+
+    @abstractmethod
+    def program_options(
+        self, calls: Iterable[tuple[int, Node, NodeTypes]], measured: Sequence[tuple[tuple[str, str], ...]]
+    ) -> tuple[tuple[str, str], ...]:
+        """Return the options of a program, which contain what ``lower`` knows of its calls.
+
+        Args:
+            calls: the calls of the group: the number of the node, which locations in the program have, and its types.
+            measured: the options of a program for each of the devices (:class:`Tuning`).
         """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
 from torchmdla import _C
 from torchmdla.report.explanation import Outside
 
@@ -32,7 +34,8 @@ def events_of(profile: Any, reports: Collection[_C.GroupReport], is_deferred: bo
     """
     # A group without compiled calls, divided or in PyTorch's interpreter, counts as outside.
     compiled = {report["name"] for report in reports if report["compiled_calls"]}
-    roots = [event for event in profile.function_events if event.cpu_parent is None]
+    on_cpu = (event for event in profile.function_events if event.device_type == DeviceType.CPU)
+    roots = [event for event in on_cpu if event.cpu_parent is None]
     if is_deferred:
         return [item for root in roots for item in _deferred_events(root, compiled)]
     return [_op_and_seconds(event) for event in _outermost_ops(roots, compiled)]

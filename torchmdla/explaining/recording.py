@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.autograd.profiler import profile
 
 from torchmdla import _C
-from torchmdla.report.explanation import Activity, MemoryUse
+from torchmdla.report.explanation import Activity, DeviceWork, MemoryUse
 from torchmdla.support import trace
 from torchmdla.support.trace import Span
 
@@ -41,6 +42,8 @@ class Recording:
         self._start = time.time_ns()
         self._samples: list[MemoryUse] = []
         self._profiles: list[Any] = []
+        self._device_events: list[Span] = []
+        self._latest_events: list[Span] = []
         self._ended = threading.Event()
         self._recorded = ExitStack()
 
@@ -58,9 +61,25 @@ class Recording:
     @contextmanager
     def record_profile(self) -> Iterator[profile]:
         """Turn on PyTorch's profiler within the block."""
+        events = _C.DeviceEventRecording()
         with _suppress_messages(), profile() as session:  # type: ignore[no-untyped-call]
             yield session
         self._profiles.append(session)
+        since_1970 = time.time_ns() - time.monotonic_ns()
+        self._latest_events = [
+            Span(name, "device", begin + since_1970, end + since_1970, os.getpid(), 0, stream)
+            for stream, name, begin, end in events.take()
+        ]
+        self._device_events += self._latest_events
+
+    def device_work(self) -> tuple[DeviceWork, ...]:
+        """Return what devices have recorded in the latest block."""
+        sums: dict[tuple[str, str], list[int]] = {}
+        for span in self._latest_events:
+            sums.setdefault((span.thread_name, span.name), []).append(span.end - span.start)
+        return tuple(
+            DeviceWork(stream, name, len(times), sum(times) * 1e-9) for (stream, name), times in sorted(sums.items())
+        )
 
     def timeline(self, groups: Collection[str]) -> tuple[Activity, ...]:
         """Return the activities of threads; ``groups`` are the names of ranges that are groups."""
@@ -69,7 +88,7 @@ class Recording:
         operators = sorted((span.end - span.start for span in merged if span.kind == "operator"), reverse=True)
         least = operators[_MOST_OPERATORS] if len(operators) > _MOST_OPERATORS else -1
         longest = (span for span in merged if span.kind != "operator" or span.end - span.start > least)
-        spans = sorted([*self._spans, *longest], key=lambda span: (span.start, -span.end))
+        spans = sorted([*self._spans, *self._device_events, *longest], key=lambda span: (span.start, -span.end))
         return tuple(map(self._activity, spans))
 
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -135,6 +154,8 @@ def _spans_of(session: Any, groups: Collection[str]) -> Iterator[Span]:
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     ends: dict[int, int] = {}
     for event in sorted(session.kineto_results.events(), key=lambda item: (item.start_ns(), -item.end_ns())):
+        if event.device_type() != torch.autograd.DeviceType.CPU:  # type: ignore[attr-defined]
+            continue  # events of devices, which have rows of their own
         name, thread, start, end = event.name(), event.device_resource_id(), event.start_ns(), event.end_ns()
         is_operator = "::" in name and not name.startswith("mdla::")
         kind = "run" if name in groups else "operator" if is_operator else _RANGES.get(name, "")

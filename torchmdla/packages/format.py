@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torchmdla.compile_service.stored_code import stored_code
 from torchmdla.compiler.checksummed import Format
 from torchmdla.packages.fields import FieldWriter
 from torchmdla.packages.specialisation import Specialisation, TargetCode
@@ -51,7 +52,8 @@ class TargetInfo:
     Attributes:
         name: the name in the call of :func:`torchmdla.save`.
         cpu: the processor that instructions are scheduled for.
-        features: processor features that the code uses, by LLVM's names.
+        features: what the code needs: processor features by LLVM's names, and features of devices
+            (:mod:`torchmdla.compile_service.stored_code`).
         size: bytes of its block.
         digest: SHA-256 of its block, in hexadecimal.
         weights: bytes of packed weights.
@@ -141,13 +143,14 @@ def check_target(info: TargetInfo, block: bytes) -> None:
 
 def _block(target: Target) -> bytes:
     # Equal groups share one artifact, hence one image.
-    images = {code.artifact.object_code: 0 for code in target.codes if code is not None}
+    stored = [None if code is None else stored_code(code.artifact, code.device) for code in target.codes]
+    images = dict.fromkeys(image for image in stored if image is not None)
     numbers = {image: number for number, image in enumerate(images)}
     writer = FieldWriter()
     writer.list(images, writer.block)
     writer.integer(len(target.specialisations))
-    for specialisation, code in zip(target.specialisations, target.codes, strict=True):
-        specialisation.write(writer, code, 0 if code is None else numbers[code.artifact.object_code])
+    for specialisation, code, image in zip(target.specialisations, target.codes, stored, strict=True):
+        specialisation.write(writer, code, 0 if image is None else numbers[image])
     return _TARGET.seal({}, writer.getvalue())
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from torchmdla import _C, devices
+from torchmdla import _C
 from torchmdla.capture import background, refusals
+from torchmdla.compile_service.stored_code import NATIVE
 from torchmdla.errors import CompileError
 from torchmdla.importer.trace import without_modes
 from torchmdla.packages.compiling import compiling_groups
@@ -20,7 +21,7 @@ from torchmdla.packages.saving import package_of, specialisations_of
 from torchmdla.report.observing import without_comparisons
 
 
-def code_of(calls: Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]], device_name: str) -> dict[str, bytes]:
+def code_of(calls: Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]]) -> dict[str, bytes]:
     """Return the records of a package with the code of groups for these inputs; empty without code.
 
     A group that raises an error for the inputs is left out with a warning. The process that loads it compiles it.
@@ -32,12 +33,8 @@ def code_of(calls: Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]], devic
     saved = {id(group.subgraph) for group, _ in calls}
     # A group that is divided makes others.
     reports = [entry for entry in _C.groups() if entry["number"] not in before or id(entry["subgraph"]) in saved]
-    device = devices.get(device_name)
-    if not isinstance(device, devices.CrossCompilation):
-        _warn(f"device {device.name!r} compiles for this machine alone")
-        return {}
     # The target may be limited, so that other machines support it (``enable(processor=…)``).
-    return package_of(specialisations_of(reports), device, {"native": device.target()})
+    return package_of(specialisations_of(reports), {NATIVE: lambda device: device.target()})
 
 
 @contextmanager

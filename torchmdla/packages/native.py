@@ -15,6 +15,12 @@ import torch
 import torchmdla_runtime as runtime
 from torchmdla import devices
 from torchmdla.capture.specialise import constant_of
+from torchmdla.compile_service.stored_code import (
+    features_of,
+    freestanding_target_of,
+    packing_target_of,
+    target_of,
+)
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
@@ -57,24 +63,23 @@ def export_native(
     Raises:
         CaptureError: something of the program does not run natively; the message contains all of it.
         CompileError: a group does not compile, or needs a function that the runtime does not have.
-        TypeError: ``model`` is not a program and cannot be converted to one, or the device in use does not have such
-            code.
+        TypeError: ``model`` is not a program and cannot be converted to one, or only Python can load the code of the
+            device in use.
         ValueError: the target does not exist, or there are not any inputs.
     """
     calls = _calls_of(inputs)
     device = devices.get(devices.in_use())
     targets = [target] if isinstance(target, str) else list(target)
+    freestanding = [freestanding_target_of(device, name) for name in targets]
     captured = capture(frozen_program(model, calls), calls)
     weights = Weights()
     program = lower_program(captured, weights)
     if program.refused:
         listed = "".join(f"\n  {refused}" for refused in program.refused)
         raise CaptureError(f"the program does not run without PyTorch:{listed}")
-    compiler = devices.require(device, devices.CrossCompilation)
-    requested = [compiler.target_for(name) for name in targets]
     built = [
-        _target(name, target, captured, device, program.constants, weights)
-        for name, target in zip(targets, requested, strict=True)
+        _target(name, target_of(device, name), freestanding_target, captured, device, program.constants, weights)
+        for name, freestanding_target in zip(targets, freestanding, strict=True)
     ]
     built.sort(key=lambda target: len(target.features), reverse=True)
     direct = direct_model(captured, calls, built[0].groups)
@@ -82,7 +87,10 @@ def export_native(
     with atomic_write(Path(file)) as temporary:
         with temporary.open("wb") as written:
             exported.write(written)
-        _run_calls(temporary, calls, runs_here=any(compiler.packing(target) == target for target in requested))
+        if isinstance(device, devices.LibraryLoading):
+            runtime.load_device(device.library)
+        runs_here = any(packing_target_of(device, target) == target for target in freestanding)
+        _run_calls(temporary, calls, runs_here)
     return exported.info
 
 
@@ -140,15 +148,14 @@ def _calls_of(inputs: Any) -> Calls:
 def _target(
     name: str,
     requested: CodeTarget,
+    freestanding: CodeTarget,
     captured: Captured,
     device: devices.Device,
     constants: Constants,
     weights: Weights,
 ) -> Target:
     """Return the code of all groups for a target."""
-    compiler = devices.require(device, devices.CrossCompilation)
-    freestanding = compiler.freestanding(requested)
-    packing = compiler.packing(freestanding)
+    packing = packing_target_of(device, freestanding)
     pairs = [(group, code) for group in captured.groups for code in group.codes]
     programs = [
         replace(retarget(Program.from_bytes(code.compiled.program), requested), target=freestanding)
@@ -171,7 +178,9 @@ def _target(
         )
         for group in captured.groups
     ]
-    return Target(name, freestanding.cpu, compiler.features(freestanding), groups)
+    used = [artifacts[program.key] for program in programs]
+    features = features_of(device, freestanding, used)
+    return Target(name, freestanding.cpu or device.name, features, device.name, groups)
 
 
 def _code(
@@ -183,7 +192,8 @@ def _code(
     weights: Weights,
 ) -> Code:
     specialised, manifest = code.compiled, artifact.manifest
-    if missing := [name for name in manifest.device_calls if not runtime.provides(name)]:
+    missing = [name for name in manifest.device_calls if not runtime.provides(name)]
+    if missing and artifact.is_image:
         raise CompileError(f"code calls {', '.join(missing)}, which the runtime does not have")
     constant = cache(group.subgraph.constant)
     tensors = {
@@ -192,14 +202,22 @@ def _code(
         if binding.source == "constant"
     }
     buffers = run_packs(packer, manifest, tensors)
+    if unpacked := [pack.symbol for pack, buffer in zip(manifest.packs, buffers, strict=True) if buffer is None]:
+        raise CompileError(
+            f"the pack {unpacked[0]!r} cannot be in a file: it needs values that are not constants, or its buffer has "
+            "a handle that must be released (LoadedCode.releases)"
+        )
     kinds = [argument.kind for argument in specialised.arguments]
+    read = set(manifest.parameters)
+    if not artifact.is_image:  # A device may omit them. A parameter that no pack uses is then read by the entry.
+        read |= tensors.keys() - {place for pack in manifest.packs for place in pack.arguments}
     return Code(
         artifact=artifact,
         signature=code.signature[:-1],
         symbols=code.symbols and (code.symbols[0], code.symbols[1][:-1]),
         sizes=specialised.sizes if code.symbols else None,
         arguments=[
-            _argument(binding, kinds[place] == "scalar", tensors.get(place), place in manifest.parameters, weights)
+            _argument(binding, kinds[place] == "scalar", tensors.get(place), place in read, weights)
             for place, binding in enumerate(specialised.bindings)
         ],
         packs=[weights.add(buffer) for buffer in buffers if buffer is not None],

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
+from torchmdla.compile_service.stored_code import stored_code
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.checksummed import Format
 from torchmdla.importer import dtype_name
@@ -128,11 +129,12 @@ class GroupCodes:
 
 @dataclass(frozen=True)
 class Target:
-    """Code of all groups for processors with some features."""
+    """Code of all groups for machines with some features (:mod:`torchmdla.compile_service.stored_code`)."""
 
     name: str
     cpu: str
     features: Sequence[str]
+    device: str
     groups: Sequence[GroupCodes]
 
 
@@ -295,17 +297,17 @@ def _write_port(writer: FieldWriter, port: Port) -> None:
 
 
 def _write_target(writer: FieldWriter, target: Target) -> None:
-    images = {code.artifact.object_code: 0 for group in target.groups for code in group.codes}
-    numbers = {image: number for number, image in enumerate(images)}
+    stored = {id(code): stored_code(code.artifact, target.device) for group in target.groups for code in group.codes}
+    numbers = {image: number for number, image in enumerate(dict.fromkeys(stored.values()))}
     writer.text(target.name)
     writer.list(target.features, writer.text)
-    writer.list(images, writer.block)
+    writer.list(numbers, writer.block)
     writer.integer(len(target.groups))
     for group in target.groups:
         writer.text(group.source)
         writer.integer(group.inputs)
         writer.integer(group.outputs)
-        writer.list(group.codes, lambda code: _write_code(writer, code, numbers[code.artifact.object_code]))
+        writer.list(group.codes, lambda code: _write_code(writer, code, numbers[stored[id(code)]]))
 
 
 def _write_code(writer: FieldWriter, code: Code, image: int) -> None:

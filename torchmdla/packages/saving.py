@@ -17,8 +17,10 @@ import torch
 from torchmdla import _C, api, devices
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compile_service.signatures import SigningKey
+from torchmdla.compile_service.stored_code import features_of, packing_target_of, target_of
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Program as CodeProgram
 from torchmdla.compiler.program import Target as CodeTarget
 from torchmdla.importer.script_graph import convert_graph
 from torchmdla.packages.compiling import compile_programs, reload_and_call, retarget
@@ -81,10 +83,10 @@ def save(
         file: the path to write to. An existing file is replaced once the package is complete.
         inputs: for each call a tuple of its positional arguments, or its only argument. The default for an exported
             program is its own example inputs.
-        targets: ``"native"``, or levels, ``"x86-64-v2"`` to ``"x86-64-v4"``, ``"x86-64-v4-amx"``, ``"armv8-a"`` and
-            ``"armv8.6-a"``, even if this machine does not support them. The loader selects the target with the most
-            features that its processor has. ``"native-threads16"`` is for 16 threads, and selected from 16 threads on
-            (4, 8, 16 or 32).
+        targets: ``"native"``, which every device has, or others of the device in use. Those of the cpu device are
+            levels, ``"x86-64-v2"`` to ``"x86-64-v4"``, ``"x86-64-v4-amx"``, ``"armv8-a"`` and ``"armv8.6-a"``, even if
+            this machine does not support them. The loader selects the target with the most features that its machine
+            has. ``"native-threads16"`` is for 16 threads, and selected from 16 threads on (4, 8, 16 or 32).
         pack_weights: also write constants in packed form. They are mapped from the file, so that loading takes less
             time and processes share them. The file grows by their size.
         freeze: turn the weights of TorchScript into constants if the module is in eval mode, as
@@ -99,9 +101,9 @@ def save(
 
     Raises:
         ReadError: the program of :func:`torchmdla.read` has a value or an operator that cannot be written.
-        TypeError: ``model`` is not a program and cannot be converted to one, or the device in use does not have
-            targets.
-        ValueError: the target, the inputs or the key do not exist, or no group of the program is compiled.
+        TypeError: ``model`` is not a program and cannot be converted to one.
+        ValueError: the inputs or the key do not exist, the device in use does not have the target, or no group of the
+            program is compiled.
         CompileError: a group does not compile for a target.
     """
     key = None if sign is None else SigningKey(sign)
@@ -191,8 +193,8 @@ def _package(
     program: _Script | _Exported, calls: Sequence[tuple[Any, ...]], targets: Sequence[str], pack_weights: bool
 ) -> dict[str, bytes]:
     """Return the records of a program's package."""
-    device = devices.get(devices.in_use())
-    code_targets = {name: devices.require(device, devices.CrossCompilation).target_for(name) for name in targets}
+    for name in targets:
+        target_of(devices.get(devices.in_use()), name)  # An unknown target is an error before the calls.
     # The groups are those that a reader of the file gets.
     _program, reports = reload_and_call(partial(program.write, {}), program.load, calls)
     specialisations = specialisations_of(reports)
@@ -200,37 +202,52 @@ def _package(
         raise ValueError(
             "no group of the program is compiled for these inputs: torchmdla.explain(model, *inputs) has the reasons"
         )
-    return package_of(specialisations, device, code_targets, pack_weights)
+    return package_of(specialisations, {name: partial(target_of, name=name) for name in targets}, pack_weights)
 
 
 def package_of(
     specialisations: Sequence[Specialisation],
-    device: devices.Device,
-    code_targets: Mapping[str, CodeTarget],
+    targets: Mapping[str, Callable[[devices.Device], CodeTarget]],
     pack_weights: bool = False,
 ) -> dict[str, bytes]:
-    """Return the records of a package with the code of ``specialisations`` for targets, by name."""
-    compiler = devices.require(device, devices.CrossCompilation)
+    """Return the records of a package with the code of ``specialisations``.
+
+    Args:
+        specialisations: the specialisations, whose programs may be of several devices.
+        targets: for each target's name the function that returns it for a device.
+        pack_weights: whether to add the outputs of packs.
+    """
     originals = [item.program for item in specialisations]
+    used = {original.target.device: devices.get(original.target.device) for original in originals if original}
+    code_targets = {name: {key: choose(device) for key, device in used.items()} for name, choose in targets.items()}
     programs = {
-        name: [original and retarget(original, target) for original in originals]
-        for name, target in code_targets.items()
+        name: [original and retarget(original, chosen[original.target.device]) for original in originals]
+        for name, chosen in code_targets.items()
     }
     compiled = [retargeted for row in programs.values() for retargeted in row if retargeted]
     # Weights are packed on this machine.
-    packers = {p.key: replace(p, target=compiler.packing(p.target)) for p in compiled if pack_weights}
+    packers = {
+        p.key: replace(p, target=packing_target_of(used[p.target.device], p.target)) for p in compiled if pack_weights
+    }
     artifacts = compile_programs([*compiled, *packers.values()])
     described = []
-    for name, target in code_targets.items():
+    for name, chosen in code_targets.items():
         weights = Weights()
         codes: list[TargetCode | None] = []
         for item, retargeted in zip(specialisations, programs[name], strict=True):
             packer = packers.get(retargeted.key) if retargeted else None
-            loaded = device.load(artifacts[packer.key]) if packer else None
-            codes.append(_target_code(item, artifacts[retargeted.key], loaded, weights) if retargeted else None)
-        described.append(Target(name, target.cpu, compiler.features(target), specialisations, codes, weights))
+            loaded = used[packer.target.device].load(artifacts[packer.key]) if packer else None
+            codes.append(_target_code(item, retargeted, artifacts, loaded, weights) if retargeted else None)
+        features = [
+            feature
+            for key, target in chosen.items()
+            for feature in features_of(used[key], target, [c.artifact for c in codes if c and c.device == key])
+        ]
+        cpu = " ".join(target.cpu or target.device for target in chosen.values())
+        described.append(Target(name, cpu, tuple(features), specialisations, codes, weights))
     versions = {"torchmdla": __version__, "torch": torch.__version__}
-    versions |= {name: version for name, version in producers(device) if name not in versions}
+    for device in used.values():
+        versions |= {name: version for name, version in producers(device) if name not in versions}
     return records(described, list(map(_describe, specialisations)), versions)
 
 
@@ -260,18 +277,24 @@ def _describe(specialisation: Specialisation) -> str:
 
 
 def _target_code(
-    specialisation: Specialisation, artifact: Artifact, packer: devices.LoadedCode | None, weights: Weights
+    specialisation: Specialisation,
+    program: CodeProgram,
+    artifacts: Mapping[str, Artifact],
+    packer: devices.LoadedCode | None,
+    weights: Weights,
 ) -> TargetCode:
     """Return the code of a specialisation for a target.
 
     The packs of ``packer``, if it is given, run on the constants and their outputs are added to ``weights``.
     """
+    artifact, device = artifacts[program.key], program.target.device
     packs = artifact.manifest.packs
     if packer is None:
-        return TargetCode(artifact, [None] * len(packs))
+        return TargetCode(device, artifact, [None] * len(packs))
     constants = specialisation.constants
     buffers = run_packs(packer, artifact.manifest, constants)
     return TargetCode(
+        device,
         artifact,
         [
             None if buffer is None else _add_packed(buffer, [constants[place] for place in pack.arguments], weights)

@@ -47,8 +47,9 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class TargetCode:
-    """Code of a specialisation for a target, and for each pack its output, or None."""
+    """Code of a specialisation for a target: its device, its artifact, and for each pack its output, or None."""
 
+    device: str
     artifact: Artifact
     packed: Sequence[PackedWeight | None]
 

@@ -76,16 +76,17 @@ def run_packs(
 ) -> list[torch.Tensor | None]:
     """Run the packs and return their buffers, as bytes.
 
-    ``arguments`` are the program's arguments by position. A pack that needs other arguments does not run; its entry in
-    the result is empty (None).
+    ``arguments`` are the program's arguments by position. The entry of a pack is None if it needs other arguments, or
+    if its buffer must be released, because it has a handle that is valid in this process only.
 
     Raises:
         CompileError: a pack reports an error, because the parameters violate an assumption of the code.
     """
     workspace = _buffer(manifest.workspace_bytes)
     buffers: list[torch.Tensor | None] = []
-    for address, pack in zip(loaded.packs, manifest.packs, strict=True):
-        if not all(place in arguments for place in pack.arguments):
+    releases = loaded.releases or [0] * len(loaded.packs)
+    for address, pack, release in zip(loaded.packs, manifest.packs, releases, strict=True):
+        if release or not all(place in arguments for place in pack.arguments):
             buffers.append(None)
             continue
         buffer = _buffer(pack.size)

@@ -118,6 +118,23 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a specialisation that runs on one of several devices, in the order in which they run.
+
+    Attributes:
+        device: name of the device.
+        ops: operator → number of its occurrences.
+        transfers: tensors that move between the memory of the device and that of the host in a call, without weights.
+        bytes: bytes of these tensors; 0 if sizes vary and no call has been timed.
+    """
+
+    device: str
+    ops: dict[str, int]
+    transfers: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Specialisation:
     """A group compiled for the types of its inputs, or the reason why it is not compiled.
 
@@ -134,6 +151,7 @@ class Specialisation:
         kernels: kernels of the code, in order. Kernels of code that ran have times.
         key: name of the program in logs and in ``TORCHMDLA_DUMP``'s folders; empty without code.
         comparisons: comparisons with PyTorch's operators, one for each number of threads and magnitude of sizes.
+        parts: parts on several devices; empty for code of one device.
     """
 
     inputs: tuple[str, ...]
@@ -147,6 +165,7 @@ class Specialisation:
     kernels: tuple[Kernel, ...]
     key: str = ""
     comparisons: tuple[Comparison, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -199,13 +218,27 @@ class Outside:
 
 
 @dataclass(frozen=True)
+class DeviceWork:
+    """Kernels or transfers of one name that a device has run in a stream (``mdla_record_event``).
+
+    There were ``calls`` of them in a call of the model, which took ``seconds`` together.
+    """
+
+    stream: str
+    name: str
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Reason:
     """A reason why something does not run compiled, or not for any sizes.
 
     Attributes:
         kind: ``"operator"``, outside of groups; ``"left out"``, an operator of a group that could not be compiled with
-            it; ``"not compiled"``, a group that failed because of the operator; ``"call"``, of a group that ran in
-            PyTorch's interpreter; or ``"sizes"``, which need other specialisations.
+            it; ``"device"``, an operator of a group that runs on another device than the first; ``"not compiled"``, a
+            group that failed because of the operator; ``"call"``, of a group that ran in PyTorch's interpreter; or
+            ``"sizes"``, which need other specialisations.
         op: the operator (``aten::nonzero``); empty for calls and sizes.
         reason: the reason itself.
         count: number of graphs with the operator outside, of specialisations without it, of calls, or of attempts.
@@ -252,9 +285,9 @@ class Activity:
         name: name of the activity.
         kind: kind of the activity. ``"explain"`` is a part of explaining. In compiling it is ``"specialise"``, the
             whole, ``"import"``, ``"compile"``, ``"lower"``, ``"stage"``, ``"pass"`` or ``"load"``. In calls it is
-            ``"run"``, a group, ``"record"``, its first run by eager operators, or ``"pack"``, the packing of its
-            weights. Other calls are ``"fall back"``, a run in PyTorch's interpreter, and ``"operator"``, outside of
-            groups.
+            ``"run"``, a group, ``"device"``, an event that a device recorded, ``"record"``, a group's first run by
+            eager operators, or ``"pack"``, the packing of its weights. Other calls are ``"fall back"``, a run in
+            PyTorch's interpreter, and ``"operator"``, outside of groups.
         thread: name of the thread, with the name of the process if it is another one.
         start: seconds since the beginning.
         seconds: duration.
@@ -290,6 +323,7 @@ class Explanation:
     Attributes:
         groups: groups that the call used, in the order in which they were formed.
         outside: operators outside of compiled groups, the slowest first.
+        device_work: what devices have recorded, by stream and name.
         reasons: all reasons once, the most costly first.
         ops_compiled: number of operators of one call that ran in compiled groups.
         ops: number of all operators of one call.
@@ -315,6 +349,7 @@ class Explanation:
     seconds_compiled: float
     calls: int
     peak: Peak
+    device_work: tuple[DeviceWork, ...] = ()
     errors: tuple[OpError, ...] | None = None
     graph: Graph = Graph((), ())
     timeline: tuple[Activity, ...] = ()

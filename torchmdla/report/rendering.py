@@ -61,6 +61,9 @@ def _parts(explanation: data.Explanation) -> Iterator[RenderableType]:
     if explanation.outside:
         yield Text("\noperators outside of compiled groups, in a call", style="bold")
         yield _outside(explanation.outside)
+    if explanation.device_work:
+        yield Text("\nwork of devices, in a call", style="bold")
+        yield _device_work(explanation.device_work)
     for group in explanation.groups:
         yield from _group(group, peak)
     if explanation.errors is not None:
@@ -83,6 +86,15 @@ def _outside(outside: tuple[data.Outside, ...]) -> Table:
         table.add_column(name, justify="right")
     for operator in outside:
         table.add_row(operator.op, str(operator.calls), time_text(operator.seconds), _share(operator.share))
+    return table
+
+
+def _device_work(works: tuple[data.DeviceWork, ...]) -> Table:
+    table = new_table()
+    for name, justify in (("stream", "left"), ("work", "left"), ("calls", "right"), ("time", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for work in works:
+        table.add_row(work.stream, work.name, str(work.calls), time_text(work.seconds))
     return table
 
 
@@ -115,9 +127,16 @@ def _specialisation(entry: data.Specialisation) -> Text:
     origin = (
         f"compiled in {entry.seconds:.2f} s" if entry.origin == "compiled" else f"found {_ORIGIN_TEXT[entry.origin]}"
     )
+    parts = "".join(map(_part, entry.parts))
     needs = f"{size_text(entry.packed_bytes)} of packed weights, {size_text(entry.workspace_bytes)} of workspace"
     kernels = count_text(len(entry.kernels), "kernel")
-    return Text(f"{what}\n    because of {entry.cause}; {origin}; {kernels}, {needs}{_comparisons(entry)}")
+    return Text(f"{what}\n    because of {entry.cause}; {origin}; {kernels}, {needs}{parts}{_comparisons(entry)}")
+
+
+def _part(part: data.Part) -> str:
+    ops = ", ".join(f"{op} × {count}" if count > 1 else op for op, count in part.ops.items())
+    moved = f"; {count_text(part.transfers, 'transfer')} of {size_text(part.bytes)}" if part.transfers else ""
+    return f"\n    on {part.device}: {ops}{moved}"
 
 
 def _comparisons(entry: data.Specialisation) -> str:

@@ -109,7 +109,7 @@ def _write(module: fx.GraphModule, options: Options, weights: Weights) -> tuple[
     }
     graph = _Pickler.dumps(_with_submodules(module), PicklerOptions(ops_filter=None, node_metadata_key_filter=_is_kept))
     examples = [(group, partial(_examples, node, weights)) for group, node in calls]
-    return _FORMAT.seal(description, graph), package_groups(examples, options.device_name())
+    return _FORMAT.seal(description, graph), package_groups(examples)
 
 
 class _Pickler(GraphPickler):

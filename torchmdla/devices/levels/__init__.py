@@ -4,6 +4,6 @@ Nothing here imports torch, because :meth:`torchmdla.devices.Device.lower` runs 
 module does not import MLIR either, because every start of torchmdla imports it.
 """
 
-from torchmdla.devices.levels.kinds import LEVELS, Layouts, LegalProgram, Level
+from torchmdla.devices.levels.kinds import LEVELS, Layouts, LegalProgram, Level, composite_ops_of
 
-__all__ = ["LEVELS", "Layouts", "LegalProgram", "Level"]
+__all__ = ["LEVELS", "Layouts", "LegalProgram", "Level", "composite_ops_of"]

@@ -11,6 +11,15 @@ Level = Literal["torch", "linalg", "tosa", "stablehlo", "onnx", "loops"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 
+def composite_ops_of(level: Level) -> frozenset[str]:
+    """Return the operators for which a level has an operation, although the importer can decompose them."""
+    if level != "onnx":
+        return frozenset()
+    from torchmdla.devices.levels.onnx import COMPOSITE_OPS
+
+    return COMPOSITE_OPS
+
+
 @dataclass(frozen=True)
 class Layouts:
     """Layouts that a device prefers. Default: those of PyTorch.

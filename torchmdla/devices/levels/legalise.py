@@ -79,9 +79,7 @@ def _parse(program: Program) -> ir.Module:
 def _to_linalg(program: Program, layouts: Layouts) -> ir.Module:
     if layouts.channels_last:
         module = _to_tosa(program, layouts)
-        with convert_errors("no lowering from tosa to linalg for this op and these types"):
-            run(module, *_TOSA_TO_LINALG)
-        _open_pools(module)
+        lower_tosa(module)
     else:
         module = to_linalg(program)
     if layouts.blocks is not None:
@@ -89,6 +87,17 @@ def _to_linalg(program: Program, layouts: Layouts) -> ir.Module:
         with convert_errors("no blocks for this product"):
             run(module, f"func.func(linalg-block-pack-matmul{{block-factors={sizes}}})", "canonicalize", "cse")
     return module
+
+
+def lower_tosa(module: ir.Module) -> None:
+    """Lower a module in TOSA to linalg on tensors, in place.
+
+    Raises:
+        CompileError: upstream does not lower an op.
+    """
+    with convert_errors("no lowering from tosa to linalg for this op and these types"):
+        run(module, *_TOSA_TO_LINALG)
+    _open_pools(module)
 
 
 def _to_tosa(program: Program, layouts: Layouts) -> ir.Module:
@@ -160,14 +169,21 @@ def _open_pools(module: ir.Module) -> None:
         if isinstance(value, ir.FloatAttr) and value.value == -_greatest(value.type):
             with ir.InsertionPoint(fill), fill.location:
                 infinity = ir.FloatAttr.get(value.type, -float("inf"))
-                fill.operands[0] = ir.Operation.create("arith.constant", [value.type], attributes={"value": infinity}).result
+                fill.operands[0] = ir.Operation.create(
+                    "arith.constant", [value.type], attributes={"value": infinity}
+                ).result
 
 
 def _is_constant(owner: Any) -> bool:
     return isinstance(owner, ir.OpView | ir.Operation) and owner.operation.name == "arith.constant"
 
 
-_GREATEST = {"f16": 65504.0, "bf16": (2 - 2**-7) * 2.0**127, "f32": (2 - 2**-23) * 2.0**127, "f64": (2 - 2**-52) * 2.0**1023}
+_GREATEST = {
+    "f16": 65504.0,
+    "bf16": (2 - 2**-7) * 2.0**127,
+    "f32": (2 - 2**-23) * 2.0**127,
+    "f64": (2 - 2**-52) * 2.0**1023,
+}
 
 
 def _greatest(kind: ir.Type) -> float:
@@ -218,3 +234,27 @@ def _expected_types(program: Program) -> Iterator[str]:
 
 def _tensor_type(shape: tuple[int, ...], element: str) -> str:
     return re.sub(r"\s", "", f"tensor<{'x'.join([*map(str, shape), element])}>")
+
+
+# Constants and the function's own ops, which every level has.
+_GENERAL = re.compile(r"func\.|builtin\.|torch\.(constant|prim\.ListConstruct|vtensor\.literal)|arith\.constant")
+
+
+def names_of_operations(legal: LegalProgram) -> frozenset[str]:
+    """Return the names of a program's operations at its level, without constants and lists.
+
+    Loop programs do not have named operations.
+    """
+    if legal.level == "onnx":
+        return frozenset(node.op_type for node in legal.module.model.graph.node)
+    if legal.level == "loops":
+        return frozenset()
+    names: set[str] = set()
+
+    def visit(op: Any) -> Any:
+        if not _GENERAL.match(op.name):
+            names.add(op.name)
+        return ir.WalkResult.ADVANCE
+
+    legal.module.operation.walk(visit)
+    return frozenset(names)

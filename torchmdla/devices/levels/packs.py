@@ -161,7 +161,8 @@ def _bytes(kind: Any) -> int:
     """Return the bytes of a tensor with known sizes."""
     tensor = ir.RankedTensorType(kind)
     width = _WIDTH.search(str(tensor.element_type))
-    return math.prod(tensor.shape) * max(int(width[0]) // 8 if width else 8, 1)
+    elements: int = math.prod(tensor.shape)
+    return elements * max(int(width[0]) // 8 if width else 8, 1)
 
 
 def parameters_read(module: ir.Module, program: Program) -> tuple[int, ...]:

@@ -19,16 +19,16 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
-/* Version of this interface: 1 has models, 2 adds methods and sessions. It increases when something
- * is added. A library accepts the options of its own version and of earlier ones. */
-#define TMDLA_API_VERSION 2
+/* Version of this interface: 1 has models, 2 adds methods and sessions, 3 devices. It increases
+ * when something is added. A library accepts the options of its own version and of earlier ones. */
+#define TMDLA_API_VERSION 3
 
 typedef enum tmdla_status {
   TMDLA_OK = 0,
   TMDLA_INVALID_ARGUMENT = 1, /* an argument of a function below is invalid */
   TMDLA_NOT_READABLE = 2,     /* the file does not exist or cannot be read */
   TMDLA_BAD_FILE = 3,         /* it is damaged, of another version, or for another machine */
-  TMDLA_WRONG_PROCESSOR = 4,  /* it needs instructions that this processor does not have */
+  TMDLA_WRONG_PROCESSOR = 4,  /* it is for another processor, or for a device that is not loaded */
   TMDLA_WRONG_TENSOR = 5,     /* the model does not accept a tensor's dtype or sizes */
   TMDLA_FAILED = 6,           /* the model's own error, such as an index out of bounds */
   TMDLA_NO_MEMORY = 7,
@@ -92,6 +92,11 @@ tmdla_status tmdla_load(const char* path, const tmdla_options* options, tmdla_mo
 
 /* Free the model. Null is allowed and has no effect. */
 void tmdla_free(tmdla_model* model);
+
+/* Load the library of a device (torchmdla/device.h), so that models with code for the device load.
+ * The libraries in the variable TORCHMDLA_DEVICE_LIBRARIES, paths separated by colons, are loaded
+ * without a call. Version 3. */
+tmdla_status tmdla_load_device(const char* path);
 
 /* Compare the weights with their checksums, which reads all of them. tmdla_load checks everything
  * else. */

@@ -25,6 +25,15 @@ function buildTables() {
         [1, 2, 3],
       ),
     );
+  if (report.device_work.length)
+    panel.append(
+      element("h2", null, "Work of devices, in a call"),
+      table(
+        ["stream", "work", "calls", "time"],
+        report.device_work.map((one) => [one.stream, one.name, String(one.calls), timeText(one.seconds)]),
+        [2, 3],
+      ),
+    );
   for (const group of report.groups) panel.append(...groupTables(group));
   if (report.errors)
     panel.append(

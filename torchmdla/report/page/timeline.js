@@ -14,6 +14,7 @@ const LANE = 15,
     record: "first run, recorded",
     pack: "pack weights",
     run: "call of a group",
+    device: "work of a device",
     "fall back": "fall back",
     operator: "operator outside of groups",
   };

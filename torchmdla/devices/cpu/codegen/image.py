@@ -35,11 +35,12 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from torchmdla.compiler.artifact import IMAGE_MAGIC
+
 # ELF's numbers of machines, and the largest page of systems on each.
 X86_64, AARCH64 = 62, 183
 PAGES = {X86_64: 4096, AARCH64: 65536}
 
-_MAGIC = b"mdlaimg\0"
 _VERSION = 1
 _IDENTITY = struct.Struct("<8sII")
 _SEGMENT = struct.Struct("<IIII")
@@ -104,7 +105,7 @@ class Image:
         segments = (self.code, self.constants, self.data)
         tables = (_table(imports), _table(symbols), _table(fixups), (bytes(names.text), len(names.text)))
         offset = _IDENTITY.size + len(segments) * _SEGMENT.size + len(tables) * _TABLE.size + _UNWINDING.size
-        header = _IDENTITY.pack(_MAGIC, _VERSION, self.machine)
+        header = _IDENTITY.pack(IMAGE_MAGIC, _VERSION, self.machine)
         for segment in segments:
             header += _SEGMENT.pack(offset, len(segment.content), segment.address, segment.size)
             offset += len(segment.content)
@@ -113,11 +114,6 @@ class Image:
             offset += len(content)
         header += _UNWINDING.pack(*self.unwinding)
         return b"".join((header, *(item.content for item in segments), *(content for content, _ in tables)))
-
-
-def is_image(data: bytes) -> bool:
-    """Return whether ``data`` begins like an image. The loader checks the rest."""
-    return data.startswith(_MAGIC)
 
 
 class _Names:

@@ -9,7 +9,6 @@ from typing import Any
 
 from torchmdla import _C
 from torchmdla.compiler.artifact import Artifact
-from torchmdla.devices.cpu.codegen.image import is_image
 from torchmdla.devices.cpu.codegen.object_file import split_objects
 from torchmdla.devices.device import LoadedCode
 from torchmdla.devices.shared_code import SharedCode
@@ -49,7 +48,7 @@ def load_code(artifact: Artifact, addresses: Mapping[str, int]) -> Code:
     Raises:
         CompileError: as for :func:`load`. Looking up the address of a missing symbol raises it too.
     """
-    if is_image(artifact.object_code):
+    if artifact.is_image:
         return _map_image(artifact.object_code, addresses)
     calls = artifact.manifest.device_calls
     return _link(artifact, {name: addresses[name] if name in addresses else address_of(name) for name in calls})
