@@ -24,6 +24,7 @@ PYBIND11_MODULE(_C, module) {
   set_python_lock({release_gil, take_gil});
   bind_image(module);
   bind_executable(module);
+  bind_split_program(module);
   bind_group(module);
   bind_script_region(module);
   bind_compiler(module);

@@ -82,3 +82,8 @@ class Subgraph(Protocol):
 
     def constant(self, index: int) -> object:
         """Return the value of node ``index``, which is a constant."""
+
+
+def calls_of(subgraph: Subgraph, record: Record) -> Iterator[tuple[int, Node, NodeTypes]]:
+    """Yield the calls of a subgraph in the form that a :class:`torchmdla.devices.Composition` gets."""
+    return ((call.number, call.node, call.types) for call in subgraph.calls(record))

@@ -8,12 +8,13 @@ class documents.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
-from torchmdla.devices.device import Node, NodeTypes
+from torchmdla.devices.device import Device, Node, NodeTypes
 from torchmdla.devices.levels import Layouts, LegalProgram, Level, composite_ops_of
 
 # A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
@@ -56,6 +57,25 @@ class Arithmetic(ABC):  # noqa: B024 (each member has a default)
         (``torch.set_float32_matmul_precision("medium")``, ``torch.backends.mkldnn.matmul.fp32_precision = "bf16"``).
         """
         return False
+
+
+class Asynchronous(ABC):  # noqa: B024 (its member has a default)
+    """Execution beside the program: an entry may return before its results are in host memory.
+
+    Loaded code then has ``wait`` and ``forget`` (:class:`torchmdla.devices.LoadedCode`). In TorchScript, the program
+    continues after such an entry, and waits before anything but a group of the same device reads the results. Results
+    that only such groups read stay in the memory of the device. Other frontends wait before a call returns.
+
+    Default: the results are in host memory when the entry returns.
+    """
+
+    @property
+    def leaves_results_pending(self) -> bool:
+        """Return whether the program continues before the results are in host memory.
+
+        If false, each call waits, which is simpler to debug.
+        """
+        return True
 
 
 class Legalisation(ABC):  # noqa: B024 (each member has a default)
@@ -212,4 +232,52 @@ class Tuning(ABC):
 
         Raises:
             CompileError: the program cannot be compiled.
+        """
+
+
+class CostModel(ABC):
+    """Estimates of time, which determine the calls that are worth their transfers.
+
+    Default: a call is worth a group by its kind (:class:`torchmdla.devices.OpSupport`), and transfers are free.
+
+    The times are in seconds on this machine. Errors by a constant factor matter only in comparisons with other devices.
+    """
+
+    @abstractmethod
+    def call_seconds(self, node: Node, types: NodeTypes) -> float:
+        """Return the time of a call in a group, without transfers. It must be finite and not negative."""
+
+    @property
+    def launch_seconds(self) -> float:
+        """Return the time that each run of a group takes besides its calls and transfers."""
+        return 0.0
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Return the time of a transfer of an empty tensor between the device's memory and the host's."""
+        return 0.0
+
+    @property
+    def transfer_bandwidth(self) -> float:
+        """Return the bytes that are transferred in a second."""
+        return math.inf
+
+
+class Composition(ABC):
+    """Device that runs parts of its programs on other devices. Default: a device runs its programs itself."""
+
+    @property
+    @abstractmethod
+    def components(self) -> tuple[Device, ...]:
+        """Return the devices, in order of preference."""
+
+    @abstractmethod
+    def program_options(
+        self, calls: Iterable[tuple[int, Node, NodeTypes]], measured: Sequence[tuple[tuple[str, str], ...]]
+    ) -> tuple[tuple[str, str], ...]:
+        """Return the options of a program, which contain what ``lower`` knows of its calls.
+
+        Args:
+            calls: the calls of the group: the number of the node, which locations in the program have, and its types.
+            measured: the options of a program for each of the devices (:class:`Tuning`).
         """

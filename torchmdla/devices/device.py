@@ -110,6 +110,13 @@ class LoadedCode:
         fault: address of ``const char *fault(void)``, for a device that can fail where eager PyTorch would not; 0 for
             other devices. The function returns why the entry or a pack has just failed on the calling thread, with the
             name of the device's call. An empty text means that PyTorch's own error is due.
+        context: address that the entry and the packs get in place of the workspace, so that programs can share one
+            entry; 0 for none. ``owner`` keeps it valid.
+        wait: address of ``int32_t wait(void *result)``, for a device whose entry may return before its results are in
+            host memory; 0 for other devices. The function copies the result at this address to host memory and returns
+            0, or another status if the device failed. It returns 0 at once for other addresses.
+        forget: address of ``void forget(void *result)``. The runtime calls it instead of ``wait`` for a result that is
+            freed before it was read. Set if ``wait`` is set.
     """
 
     entry: int
@@ -118,6 +125,9 @@ class LoadedCode:
     workspace: int = 0
     releases: tuple[int, ...] = ()
     fault: int = 0
+    context: int = 0
+    wait: int = 0
+    forget: int = 0
 
 
 class Device(ABC):

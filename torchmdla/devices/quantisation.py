@@ -74,14 +74,14 @@ class QuantisedType:
         return f"{'' if self.signed else 'u'}int{width}"
 
     def __str__(self) -> str:
-        """Return a short text such as ``"uint8, asymmetric"``."""
+        """Return a short text such as ``"uint8 asymmetric"``."""
         details = (
             ("by channel", self.axis is not None),
             ("asymmetric", not self.symmetric),
             (f"fraction {self.fraction}", self.fraction is not None),
             ("in each call", self.dynamic),
         )
-        return ", ".join([f"{'' if self.signed else 'u'}int{self.bits}", *(text for text, holds in details if holds)])
+        return " ".join([f"{'' if self.signed else 'u'}int{self.bits}", *(text for text, holds in details if holds)])
 
 
 @dataclass(frozen=True)

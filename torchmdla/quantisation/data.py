@@ -17,7 +17,7 @@ def batches_of(data: Iterable[Any], count: int | None, title: str) -> Iterator[A
 
     Raises:
         TypeError: ``data`` is a tensor, whose rows are not batches.
-        ValueError: there are no batches.
+        ValueError: there is not any batch.
     """
     if isinstance(data, torch.Tensor):
         raise TypeError("data is a tensor: pass an iterable of batches, such as [x] or a DataLoader")

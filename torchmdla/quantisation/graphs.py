@@ -19,6 +19,11 @@ def schema_name(node: Node) -> str:
     return f"{name}.{overload}" if overload else name
 
 
+def operator_name(node: Node) -> str:
+    """Return the operator of a node as people read it: ``"relu"``."""
+    return schema_name(node).removeprefix("aten::")
+
+
 def is_conversion(node: Node) -> bool:
     """Return whether a node quantises or dequantises, or chooses the scale for it."""
     return schema_name(node).startswith("quantized_decomposed::")
@@ -59,11 +64,6 @@ def is_float(node: Node) -> bool:
     if value is None and node.op == "get_attr":
         value = _attribute(node)
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def sizes_of(node: Node) -> tuple[int | str, ...]:
-    """Return the sizes of a tensor; a size that varies is a symbol."""
-    return tuple(size if isinstance(size, int) else str(size) for size in node.meta["val"].shape)
 
 
 def _attribute(node: Node) -> Any:

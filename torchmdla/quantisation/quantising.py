@@ -22,10 +22,10 @@ from torchmdla.quantisation.graphs import (
     is_conversion,
     is_float,
     layer_name,
+    operator_name,
     schema_name,
-    sizes_of,
 )
-from torchmdla.report.printed import Printable, new_table, sizes_text
+from torchmdla.report.printed import Printable, new_table
 
 if TYPE_CHECKING:
     from torchmdla.quantisation.quantizer import DeviceQuantizer, Match
@@ -35,12 +35,11 @@ if TYPE_CHECKING:
 class LayerTypes:
     """Types of a layer's tensors, as texts; empty for float.
 
-    ``name`` is the module's name, or the node's in the graph. ``kind`` has the operators.
+    ``name`` is the module's name, or the node's in the graph. ``kind`` has the operators, without ``aten::``.
     """
 
     name: str
     kind: str
-    shape: tuple[int | str, ...]
     activations: str
     weights: str
     bias: str
@@ -55,7 +54,7 @@ class Quantised(Printable):
         module: quantised model. PyTorch computes it in float, with the rounding of the integers.
         reference: the same model in float, with batch norms folded. Its nodes have the names of those of ``module``.
         layers: layers that the device computes in integers, in the graph's order.
-        float_operators: number of calls of each other operator on floating-point tensors, by schema name.
+        float_operators: number of calls of each other operator on floating-point tensors.
     """
 
     module: GraphModule
@@ -93,17 +92,15 @@ class Quantised(Printable):
                 errors.add_results(program(*positional, **keywords) if program else actual, expected)
                 for place, name in enumerate(layers):
                     node = others[name]
-                    errors.add_layer(place, layer_name(node), schema_name(node), values[name], float_values[name])
+                    errors.add_layer(place, layer_name(node), operator_name(node), values[name], float_values[name])
         return errors.comparison()
 
     def table(self) -> Table:
         """Return the table of the layers' types."""
-        table = new_table(
-            "Quantised layers", "layer", "operation", "shape", "activations", "weights", "bias", "results"
-        )
+        table = new_table("Quantised layers", "layer", "operation", "activations", "weights", "bias", "results")
         for layer in self.layers:
             types = (text or "float" for text in (layer.activations, layer.weights, layer.bias, layer.results))
-            table.add_row(layer.name, layer.kind, sizes_text(layer.shape), *types)
+            table.add_row(layer.name, layer.kind, *types)
         counts = ", ".join(f"{name} {count}" for name, count in self.float_operators.items())
         table.caption = f"Other operators on floats: {counts or 'none'}"
         return table
@@ -185,13 +182,15 @@ def quantizer_of(
 def _export(model: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any], dynamic_shapes: Any) -> GraphModule:
     """Return the model as a graph without in-place operators, whose nodes can be quantised one by one."""
     if isinstance(model, ExportedProgram):
-        return model.run_decompositions({}).module()
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        program = model
+    elif not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise TypeError(f"quantise takes a module or an exported program, got {type(model).__name__}")
-    if model.training:
+    elif model.training:
         raise ValueError("the model is in training mode: call model.eval() before quantise")
-    program = torch.export.export(model, positional, dict(keywords), dynamic_shapes=dynamic_shapes)
-    return program.run_decompositions({}).module()
+    else:
+        program = torch.export.export(model, positional, dict(keywords), dynamic_shapes=dynamic_shapes)
+    graph_module: GraphModule = program.run_decompositions({}).module()
+    return graph_module
 
 
 def _call_of(batch: Any, taken: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -295,12 +294,12 @@ def _layers_of(model: GraphModule) -> dict[str, Node]:
 
 def _count_others(model: GraphModule, matches: Iterable[Match]) -> dict[str, int]:
     quantised = {node.name for match in matches for node in match.nodes}
-    others = (schema_name(node) for name, node in _layers_of(model).items() if name not in quantised)
+    others = (operator_name(node) for name, node in _layers_of(model).items() if name not in quantised)
     return dict(Counter(others).most_common())
 
 
 def _types_of(match: Match) -> LayerTypes:
-    pattern, first, last = match.pattern, match.nodes[0], match.nodes[-1]
+    pattern = match.pattern
     kinds = (
         pattern.activations,
         pattern.weights if "weight" in match.arguments else None,
@@ -308,4 +307,4 @@ def _types_of(match: Match) -> LayerTypes:
         pattern.activations if pattern.shares_scale else pattern.results,
     )
     texts = (str(kind) if kind else "" for kind in kinds)
-    return LayerTypes(layer_name(first), " + ".join(map(schema_name, match.nodes)), sizes_of(last), *texts)
+    return LayerTypes(layer_name(match.nodes[0]), " + ".join(map(operator_name, match.nodes)), *texts)

@@ -11,11 +11,12 @@ import torch
 
 from torchmdla import _C
 from torchmdla.capture.specialise import Compiled, ops_of
+from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.compiler.artifact import Count, KernelCall
 from torchmdla.compiler.sizes import Size
 from torchmdla.importer.fx import name_of_call, source_of_node
 from torchmdla.importer.script_graph import convert_graph
-from torchmdla.report.explanation import Comparison, Graph, Group, Kernel, Specialisation
+from torchmdla.report.explanation import Comparison, Graph, Group, Kernel, Part, Specialisation
 
 # Nodes that the importer numbers but that compute nothing.
 _NO_OPS = frozenset({"prim::Constant", "prim::ListConstruct", "placeholder", "get_attr", "output"})
@@ -197,6 +198,7 @@ def _specialisations(
                 kernels=_kernels(compiled, calls * seconds, numbers),
                 key=compiled.manifest.program,
                 comparisons=_comparisons(specialisation),
+                parts=_parts(compiled),
             )
         )
         earlier.append(inputs)
@@ -245,6 +247,30 @@ def _kernels(compiled: Compiled, whole_seconds: float, numbers: Mapping[int, int
             is_result=kernel.is_result,
         )
         for kernel, (_, least) in zip(compiled.manifest.kernels, sums["kernels"], strict=True)
+    )
+
+
+def _parts(compiled: Compiled) -> tuple[Part, ...]:
+    symbols = compiled.times.sums()["symbols"]
+    return tuple(
+        Part(
+            part.device,
+            dict(Counter(compiled.ops[node] for node in part.nodes).most_common()),
+            part.transfers,
+            _evaluate(part.bytes, symbols),
+        )
+        for part in compiled.manifest.parts
+    )
+
+
+def moved_ops(reports: Collection[_C.GroupReport]) -> Counter[Ungrouped]:
+    """Return the operators that run on another device than the first of several, with the reasons and counts."""
+    return Counter(
+        Ungrouped(compiled.ops[node], f"it runs on device {part.device!r}: {reason}", compiled.sources[node])
+        for report in reports
+        for compiled in executables_of(report)
+        for part in compiled.manifest.parts
+        for node, reason in part.reasons
     )
 
 

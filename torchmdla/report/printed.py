@@ -32,6 +32,6 @@ def new_table(title: str, *names: str) -> Table:
     return table
 
 
-def sizes_text(shape: Sequence[int | str]) -> str:
+def sizes_text(shape: Sequence[int]) -> str:
     """Return sizes as text such as ``"1x3x224x224"``."""
     return "x".join(map(str, shape))

@@ -172,15 +172,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ways = variant_names(options.frontend)
         check_device(options.device, options.options, ways)
         names = _names(options)
+        if options.list:
+            print("\n".join(name for _, name in names))
+            return 0
         baseline = _baseline(options)
-        record = None if options.list else Record(options.json, options.resume)
+        record = Record(options.json, options.resume)
     except (NotAvailableError, OSError, ValueError) as error:
         command_line.error(str(error))
-    if not names:
-        command_line.error("no program has such a name; --list shows all")
-    if record is None:
-        print("\n".join(name for _, name in names))
-        return 0
     limit = 1 if options.quick else options.samples
     jobs = [
         Job(source, name, way, options.device, options.seed, limit, options=options.options)
@@ -218,7 +216,11 @@ def _baseline(options: argparse.Namespace) -> Baseline:
 
 
 def _names(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the programs to run: the module that makes them, and their names."""
+    """Return the programs to run: the module that makes them, and their names.
+
+    Raises:
+        NotAvailableError: there are none, or a module, a dtype or a form is not available.
+    """
     if options.opinfo:
         sources = {opinfo.__name__: opinfo.names(options.dtype.split(","), options.forms.split(","))}
     elif options.programs:
@@ -229,12 +231,15 @@ def _names(options: argparse.Namespace) -> list[tuple[str, str]]:
             # The samples have the calls of the family "operators", too, in the device's dtypes.
             rest = [name for name, program in programs.PROGRAMS.items() if program.family != "operators"]
             sources[programs.__name__] = rest
-    return [
+    selected = [
         (source, name)
         for source, names in sources.items()
         for name in names
         if _is_selected(name, options.filter, options.skip)
     ]
+    if not selected:
+        raise NotAvailableError("no program has such a name; --list shows all")
+    return selected
 
 
 def _finish(
@@ -319,8 +324,11 @@ def _line(result: CheckedOutcome) -> str:
     outcome = result.outcome
     mark = "  " if result.expected else "! "
     described = [f"{mark}{outcome.status:<12} {outcome.program} on {outcome.way}", f"{outcome.seconds:.2f} s"]
-    described.append(f"{outcome.groups} groups, {outcome.specialisations} compiled")
-    described += [text for text in (outcome.detail, result.reason) if text]
+    described.append(f"{outcome.groups} groups, {outcome.specialisations} compiled, {outcome.compiled_calls} calls")
+    left_out = [
+        f"{op}: {reason}" for op, reason in outcome.operators.items() if reason and reason not in outcome.detail
+    ]
+    described += [text for text in (outcome.detail, *left_out, result.reason) if text]
     return ": ".join([described[0], ", ".join(described[1:3]), *described[3:]])
 
 

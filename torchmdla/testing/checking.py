@@ -24,6 +24,7 @@ import torchmdla
 from torchmdla import _C, devices
 from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program as CompiledProgram
+from torchmdla.importer.trace import qualified_name
 from torchmdla.testing.compare import TOLERANCES, assert_matches
 from torchmdla.testing.device_use import DeviceUse, device_use
 from torchmdla.testing.frontends import Captured, Variant, eager_methods
@@ -111,11 +112,6 @@ class Outcome:
     seconds: float = 0.0
     precision: str | None = None
     code: tuple[str, ...] = ()
-
-    @property
-    def is_right(self) -> bool:
-        """Return whether the program ran on the device, at least in part, and its results are eager's."""
-        return self.compiled_calls > 0 and self.status in RIGHT
 
 
 def check(program: Program, way: str, variant: Variant, seed: int = 0, precision: str | None = None) -> Outcome | None:
@@ -245,6 +241,25 @@ def _eager_run(
     run = _Run(program, eager, _state(subject), seed, variant, is_reference=True, change=inputs_changed)
     with results_changed():
         return run.results()
+
+
+class _Dispatched(TorchDispatchMode):
+    """Mode that collects the operators that PyTorch dispatches, by schema name without the mark of in-place forms."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(re.sub(r"(?<=\w)_(?=\.|$)", "", qualified_name(func._schema)))
+        return func(*args, **(kwargs or {}))
+
+
+def dispatched_operators(program: Program, variant: Variant, seed: int) -> frozenset[str]:
+    """Return the operators that PyTorch dispatches below autograd, in backward passes too; none if eager raises."""
+    mode = _Dispatched()
+    _exception_of(lambda: _eager_run(program, variant, seed, (None, lambda: mode)))
+    return frozenset(mode.names)
 
 
 def _check_refusal(program: Program, variant: Variant, seed: int) -> tuple[Status, str]:

@@ -269,8 +269,8 @@ FRONTENDS: Mapping[str, Frontend] = {
 # The name that requests, for each program, the first variant that runs a part of it on the device.
 AUTOMATIC = "auto"
 
-# Mode of a program → the variants that are tried, in this order. A group of TorchScript compiles the training steps of
-# a device only if it supports them as a whole.
+# Mode of a program → the variants that are tried, in this order. TorchScript captures operators as a program calls
+# them, torch.compile those that PyTorch dispatches for them, in backward passes too.
 _TRIED: Mapping[Mode, Sequence[str]] = {
     "inference": ("torchscript:trace", "torchscript:script", "dynamo:compile"),
     "gradients": ("dynamo:compile", "torchscript:trace"),
@@ -278,9 +278,9 @@ _TRIED: Mapping[Mode, Sequence[str]] = {
 }
 
 
-def variants_for(way: str, program: Program) -> list[str]:
-    """Return the variants that ``way`` stands for with a program, in the order in which they are tried."""
-    return list(_TRIED[program.mode]) if way == AUTOMATIC else [way]
+def variants_for(mode: Mode) -> list[str]:
+    """Return the variants of :data:`AUTOMATIC` for a program of this mode, in the order in which they are tried."""
+    return list(_TRIED[mode])
 
 
 def variant_names(text: str) -> list[str]:

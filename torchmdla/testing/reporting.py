@@ -22,7 +22,7 @@ from torchmdla.testing.score import DEFINITION, Score, WayScore, failure_of, is_
 # Most rows of the tables of reasons and of improvements, and most reasons of an operator. The page and JSON have all.
 _MOST_ROWS, _MOST_REASONS = 20, 3
 
-_NO_SAMPLE = "the table of samples does not have a call of it"
+_NO_SAMPLE = "it does not have a sample"
 
 
 def print_tables(results: Sequence[CheckedOutcome], score: Score, console: Console) -> None:

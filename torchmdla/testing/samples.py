@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from torchmdla import devices
@@ -25,7 +25,6 @@ from torchmdla.testing.op_samples import SAMPLES
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copy_tensor
 from torchmdla.testing.programs.operators import accept_by_position, on_tensors, operator
-from torchmdla.testing.programs.program import factory_of
 
 _PREFIX = "samples."
 
@@ -38,6 +37,9 @@ _DTYPES = {
 
 # The operators that use the result of a view, because a view alone is never computed by a group. Others come later.
 _USERS = ("aten::neg", "aten::relu", "aten::abs", "aten::add.Tensor", "aten::mul.Tensor", "aten::logical_not")
+
+# The arguments of operators that are weights.
+_WEIGHTS = frozenset({"weight", "bias", "running_mean", "running_var"})
 
 # A function of the results of a sample.
 _Use = Callable[[Any], Any]
@@ -84,16 +86,54 @@ def programs(name: str, seed: int = 0, limit: int | None = None) -> Iterator[Pro
     # Two calls of a cheap operator are worth a group.
     repetitions = 1 if device.ops[op].kind == "compute" else 2
     for call in islice(declared_calls(op, device), limit):
-        calls = [tree_map_only(Tensor, copy_tensor, call.arguments) for _ in range(repetitions)]
-        function, tensors = on_tensors(_program_of(accept_by_position(operator(op)), call.use), calls)
-        yield Program(f"{name}.{call.dtype}:{call.index}", factory_of(function), tensors)
+        make, inputs = _module_of(operator(op), call, repetitions)
+        yield Program(f"{name}.{call.dtype}:{call.index}", make, inputs, tags=frozenset({"python"}))
 
 
-def _program_of(called: Callable[..., Any], use: _Use) -> Callable[..., Any]:
-    def program(*calls: Sequence[Any]) -> Any:
-        return tuple(use(called(*arguments)) for arguments in calls)
+def _module_of(called: Any, call: SampleCall, repetitions: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+    """Return a factory of a module that calls an operator several times, and its inputs.
 
-    return program
+    Arguments with the names of weights are buffers of the module, because a device may need them to be constant.
+    """
+    names = [argument.name for argument in called._schema.arguments]
+    named = dict(zip(names, call.arguments, strict=False))
+    weights = {name: value for name, value in named.items() if name in _WEIGHTS and isinstance(value, Tensor)}
+    others = [None if name in weights else value for name, value in named.items()]
+    calls = [tree_map_only(Tensor, copy_tensor, others) for _ in range(repetitions)]
+    function, inputs = on_tensors(lambda *calls: calls, calls)
+
+    def make() -> nn.Module:
+        module = _Sample(called, call.use, function, names)
+        for name, value in weights.items():
+            module.register_buffer(name, copy_tensor(value))
+        return module
+
+    return make, inputs
+
+
+class _Sample(nn.Module):
+    """Module that calls an operator.
+
+    Args:
+        called: the operator.
+        use: function of its results.
+        arguments: function from the inputs of the module to the arguments of each call.
+        names: the names of the operator's arguments. Buffers have the names of those that they replace.
+    """
+
+    def __init__(
+        self, called: Any, use: _Use, arguments: Callable[..., Sequence[Sequence[Any]]], names: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self._called, self._use, self._arguments, self._names = called, use, arguments, names
+
+    def forward(self, *inputs: Tensor) -> Any:
+        call = accept_by_position(self._called)
+        weights = dict(self.named_buffers())
+        return tuple(
+            self._use(call(*(weights.get(name, value) for name, value in zip(self._names, arguments, strict=False))))
+            for arguments in self._arguments(*inputs)
+        )
 
 
 def declared_calls(op: str, device: Device) -> Iterator[SampleCall]:

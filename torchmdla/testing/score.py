@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torchmdla.report.rendering import count_text
 from torchmdla.testing.checking import PASSING, RIGHT, Outcome
 from torchmdla.testing.samples import operator_of
 
@@ -23,10 +24,10 @@ class OperatorScore:
     """Samples of one declared operator.
 
     Attributes:
-        samples: number of samples that the device declares; 0 if the table of samples has none.
+        samples: number of samples that the device declares and that a frontend captures as they are.
         compiled: number of samples whose operator ran in compiled code of the device.
         right: number of these that are as eager's.
-        reasons: reason → number of samples that are not right on the device.
+        reasons: reason → number of samples that are not right on the device, or that capture replaces.
     """
 
     samples: int
@@ -92,8 +93,8 @@ class Score:
     def __str__(self) -> str:
         sampled = sum(operator.samples > 0 for operator in self.operators.values())
         return (
-            f"score of {self.device}: {self.percent:.1f} % ({self.right} of {self.samples} samples of {sampled} "
-            "declared operators ran on it and were right)"
+            f"score of {self.device}: {self.percent:.1f} % ({self.right} of {count_text(self.samples, 'sample')} of "
+            f"{count_text(sampled, 'declared operator')} ran on it and were right)"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,10 +126,26 @@ def score_of(device: str, declared: Iterable[str], outcomes: Sequence[Outcome]) 
     )
 
 
-def is_right(outcome: Outcome) -> bool:
-    """Return whether a program ran on the device and is right; for a sample, whether its operator ran on it."""
+def is_captured(outcome: Outcome) -> bool:
+    """Return whether the frontend captured a declared operator of a program; of a sample, its operator."""
     op = operator_of(outcome.program)
-    return outcome.is_right and (not op or outcome.operators.get(op) == "")
+    return op in outcome.operators if op else bool(outcome.operators)
+
+
+def has_run(outcome: Outcome) -> bool:
+    """Return whether a program ran on the device, at least in part; a sample, whether its operator did."""
+    op = operator_of(outcome.program)
+    return outcome.operators.get(op) == "" if op else outcome.compiled_calls > 0
+
+
+def is_right(outcome: Outcome) -> bool:
+    """Return whether a program ran on the device and its results are eager's."""
+    return has_run(outcome) and outcome.status in RIGHT
+
+
+def _is_replaced(outcome: Outcome) -> bool:
+    """Return whether the frontend captured a sample without its operator."""
+    return outcome.status in PASSING | RIGHT and not is_captured(outcome)
 
 
 def failure_of(outcome: Outcome) -> str:
@@ -137,15 +154,14 @@ def failure_of(outcome: Outcome) -> str:
         return ""
     if outcome.status not in PASSING | RIGHT:
         return f"{outcome.status}: {outcome.detail}"
-    op = operator_of(outcome.program)
-    if op and op in outcome.operators:
-        return outcome.operators[op]
-    return outcome.detail or (_REPLACED if op else "no declared operator ran on the device")
+    if op := operator_of(outcome.program):
+        return outcome.operators.get(op, _REPLACED)
+    return outcome.detail or "no declared operator ran on the device"
 
 
 def _operator_score(op: str, outcomes: Sequence[Outcome]) -> OperatorScore:
     return OperatorScore(
-        samples=len(outcomes),
+        samples=sum(not _is_replaced(outcome) for outcome in outcomes),
         compiled=sum(outcome.operators.get(op) == "" for outcome in outcomes),
         right=sum(map(is_right, outcomes)),
         reasons=dict(Counter(filter(None, map(failure_of, outcomes))).most_common()),
@@ -155,10 +171,10 @@ def _operator_score(op: str, outcomes: Sequence[Outcome]) -> OperatorScore:
 def _way_score(outcomes: Sequence[Outcome]) -> WayScore:
     return WayScore(
         programs=len(outcomes),
-        declared=sum(bool(outcome.operators) for outcome in outcomes),
+        declared=sum(map(is_captured, outcomes)),
         formed=sum(outcome.groups > 0 for outcome in outcomes),
         compiled=sum(outcome.specialisations > 0 for outcome in outcomes),
-        ran=sum(outcome.compiled_calls > 0 for outcome in outcomes),
-        right=sum(outcome.is_right for outcome in outcomes),
+        ran=sum(map(has_run, outcomes)),
+        right=sum(map(is_right, outcomes)),
         fell_back=sum(bool(outcome.fallbacks) for outcome in outcomes),
     )
