@@ -25,6 +25,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples" / "new_device"))
 
 from far_device import FarDevice
 from numpy_device import NumpyDevice
+from pending_device import PendingDevice
 
 X = torch.randn(2, 8)
 
@@ -154,6 +155,19 @@ def test_an_error_of_eager_is_raised_by_eager() -> None:
         with pytest.raises(RuntimeError, match="index out of range"):
             compiled(bad)
         assert_matches(compiled(good), linear(table(good)))
+
+
+def test_parts_of_an_asynchronous_device_are_waited_for() -> None:
+    device = PendingDevice()
+    devices.register(device)
+    torchmdla.enable(device="pending,cpu")
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+    listed = run_and_list_parts(model, X)
+    assert [part.device for part in listed] == ["pending", "cpu", "pending"]
+    assert device.log[:4] == [("entry", 0), ("wait",)] * 2
+    device.fails = True
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="the device was unplugged"):
+        assert_matches(torchmdla.compile(model, X)(X), model(X), layers=2)
 
 
 def test_training_steps() -> None:
