@@ -199,7 +199,7 @@ def assert_compiles(module: nn.Module, arguments: tuple[Tensor, ...], expected: 
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.sampled(3)
 def test_products(types: str, op: str, cpu: None) -> None:
-    """Check that each tensor is rounded as its type says, and that compiled code agrees."""
+    """Check that each tensor is rounded as its type specifies, and that compiled code agrees."""
     activations, weights, bias = TYPES[types]
     function, weight_sizes, sizes = PRODUCTS[op]
     layer, (x,) = Layer(function, *_weights(*weight_sizes)).eval(), inputs(sizes)
