@@ -77,7 +77,8 @@ bool has_faulty_indices(const c10::OperatorHandle& op, const std::vector<IValue>
           index.sizes() != self.sizes().slice(dimension, dimensions))
         return true;
       if (!mask.defined()) return false;
-      const at::Tensor selected(at::detail::empty_meta({mask.count_nonzero().item<int64_t>()}, at::kLong));
+      const at::Tensor selected(
+          at::detail::empty_meta({mask.count_nonzero().item<int64_t>()}, at::kLong));
       for (int64_t i = 0; i < dimensions; ++i)
         indices.push_back(selected);
     } else {
@@ -88,9 +89,10 @@ bool has_faulty_indices(const c10::OperatorHandle& op, const std::vector<IValue>
     dimension += dimensions;
   }
   if (arguments.size() < 3 || !arguments[2].isTensor()) return false;
+  const auto& values = arguments[2].toTensor();
   const auto indexed = infer_indexed(self, indices);
-  return !indexed ||
-         !at::is_expandable_to(arguments[2].toTensor().sizes(), indexed->front().sizes());
+  return !indexed || values.scalar_type() != self.scalar_type() ||
+         !at::is_expandable_to(values.sizes(), indexed->front().sizes());
 }
 
 } // namespace torchmdla::acap

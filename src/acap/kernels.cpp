@@ -249,12 +249,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
 // --- registration -------------------------------------------------------------------------------
 
 // Return whether `op` keeps its composite kernel, which is better than a node: it draws into new
-// memory, or iterates over lists.
+// memory, iterates over lists, or has error messages of its own.
 bool uses_composite_kernel(const OperatorHandle& op) {
   const auto& name = op.operator_name().name;
   return is_random(op) || name.starts_with("aten::_foreach") || name == "aten::_conj" ||
-         name == "aten::_neg_view" || name == "aten::new_empty_strided" ||
-         name == "aten::_thnn_fused_lstm_cell_backward";
+         name == "aten::block_diag" || name == "aten::_neg_view" ||
+         name == "aten::new_empty_strided" || name == "aten::_thnn_fused_lstm_cell_backward";
 }
 
 // Register `record` for ops that have composite kernels. Composite kernels have priority over a

@@ -34,15 +34,16 @@ void check_devices(const OperatorHandle& op, const std::vector<IValue>& argument
   if (is_indexing(op)) return;
   std::optional<c10::Device> first, other;
   bool has_other_than_scalar = false;
-  for (const auto& argument : arguments)
-    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+  for (size_t i = 0; i < arguments.size(); ++i)
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
       if (!first)
         first = tensor.device();
       else if (tensor.device() != *first)
         other = tensor.device();
-      // A 0-d tensor may come from the CPU.
-      if (!is_acap(tensor) && !(tensor.device().is_cpu() && tensor.dim() == 0))
-        has_other_than_scalar = true;
+      // A 0-d tensor that is read may come from the CPU.
+      const bool may_be_elsewhere =
+          tensor.device().is_cpu() && tensor.dim() == 0 && !op.schema().arguments()[i].is_out();
+      if (!is_acap(tensor) && !may_be_elsewhere) has_other_than_scalar = true;
     });
   TORCH_CHECK(!other || !has_other_than_scalar,
               "Expected all tensors to be on the same device, but found at least two devices, ",
@@ -72,9 +73,9 @@ bool has_cpu_layout(const OperatorHandle& op, const std::vector<IValue>& argumen
 
 // Return whether the meta kernel of `op` accepts sizes and dtypes that the CPU's kernel rejects.
 bool has_cpu_checks(const OperatorHandle& op) {
-  static const std::unordered_set<std::string> names{"aten::as_strided_scatter", "aten::bucketize",
-                                                     "aten::complex", "aten::index_add",
-                                                     "aten::masked_scatter",   "aten::polar"};
+  static const std::unordered_set<std::string> names{
+      "aten::as_strided_scatter", "aten::bucketize",      "aten::complex",
+      "aten::index_add",          "aten::masked_scatter", "aten::polar"};
   return names.count(op.operator_name().name) != 0;
 }
 

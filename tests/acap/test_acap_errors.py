@@ -22,6 +22,10 @@ def test_mixing_devices(dev: torch.device) -> None:
         torch.ones(2, device=dev) + torch.ones(2)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         nn.Linear(2, 2).to(dev)(torch.ones(1, 2))
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        torch.nonzero(torch.ones(2, device=dev), out=torch.tensor(0))
+    with pytest.raises(RuntimeError, match=r"torch\.block_diag: input tensors must all be on the same device"):
+        torch.block_diag(torch.ones(2, 2, device=dev), torch.ones(2, 2))
     assert (torch.ones(2, device=dev) + torch.tensor(1.0)).tolist() == [2, 2]
 
 
@@ -55,11 +59,17 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
     "sizes of written values": lambda device: operator.setitem(
         torch.ones(3, 4, device=device), torch.tensor([0, 1], device=device), torch.ones(3, 4, device=device)
     ),
+    "dtype of written values": lambda device: operator.setitem(
+        torch.ones(3, device=device), torch.tensor([0], device=device), torch.ones(1, dtype=torch.int64, device=device)
+    ),
     "number of masked values": lambda device: operator.setitem(
         torch.ones(3, device=device), torch.tensor([True, False, True], device=device), torch.ones(3, device=device)
     ),
     "sizes of a mask": lambda device: operator.setitem(
         torch.ones(3, device=device), torch.tensor([True, False], device=device), 1
+    ),
+    "dtypes of a length and an angle": lambda device: torch.polar(
+        torch.ones(2, device=device), torch.ones(2, dtype=torch.float64, device=device)
     ),
     "index": lambda device: nn.functional.embedding(
         torch.tensor([9], device=device), torch.ones(3, 2, device=device)
