@@ -81,7 +81,7 @@ def _tests(module: ModuleType, device: str) -> Iterator[tuple[str, tuple[unittes
 
 
 def _subject(test: Any) -> str:
-    """Return the name of the operator, module or optimiser that a test is made for; empty if there is none."""
+    """Return the name of the operator, module or optimiser that a test is made for; empty for another test."""
     parameters = inspect.signature(test, follow_wrapped=False).parameters.get("param_kwargs")
     for key in _SUBJECTS if parameters else ():
         if subject := parameters.default.get(key):
