@@ -82,10 +82,11 @@ def _tests(module: ModuleType, device: str) -> Iterator[tuple[str, tuple[unittes
 
 def _subject(test: Any) -> str:
     """Return the name of the operator, module or optimiser that a test is made for; empty for another test."""
-    parameters = inspect.signature(test, follow_wrapped=False).parameters.get("param_kwargs")
-    for key in _SUBJECTS if parameters else ():
-        if subject := parameters.default.get(key):
-            return getattr(subject, "full_name", subject.name)
+    parameter = inspect.signature(test, follow_wrapped=False).parameters.get("param_kwargs")
+    known: dict[str, Any] = parameter.default if parameter else {}
+    for key in _SUBJECTS:
+        if subject := known.get(key):
+            return str(getattr(subject, "full_name", subject.name))
     return ""
 
 
