@@ -40,7 +40,7 @@ int64_t round_up_slot(int64_t bytes) {
 int32_t run_part(const SplitProgram::Part& part, const c10::SmallVectorImpl<void*>& values) {
   int32_t status = part.entry(values.data());
   if (status || !part.wait) return status;
-  for (auto* result : c10::ArrayRef<void*>(values).take_back(part.results)) {
+  for (auto* result : c10::ArrayRef<void*>(values).slice(values.size() - part.results)) {
     const auto waited = part.wait(result);
     status = status ? status : waited;
   }
