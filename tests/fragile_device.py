@@ -38,6 +38,27 @@ class FragileDevice(CpuDevice, devices.CallSelection):
         return super().lower(program)
 
 
+class PickyDevice(CpuDevice, devices.CallSelection):
+    """Device that refuses odd widths, transposed operands of ``exp``, a constant, and fails on ``erf``."""
+
+    name = "picky"
+
+    def target(self) -> Target:
+        return dataclasses.replace(super().target(), device=self.name)
+
+    def refusal(self, node: devices.Node, types: devices.NodeTypes) -> str:
+        if node.op == "aten::erf":
+            raise KeyError("no table")
+        if node.op == "aten::tanh" and any(tensor.shape[-1] % 2 for tensor in types.tensors()):
+            return "an odd width"
+        operand = types.arguments.get("self")
+        if node.op == "aten::exp" and isinstance(operand, devices.TensorType) and not operand.is_contiguous:
+            return f"strides {list(operand.strides)}"
+        if node.op == "aten::leaky_relu" and node.values["negative_slope"] == 0.5:
+            return "a slope of 0.5"
+        return ""
+
+
 class WrongDevice(CpuDevice):
     """Device that computes ``sin`` for ``tanh``."""
 

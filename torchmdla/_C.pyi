@@ -1,7 +1,7 @@
 """The C++ extension: fusion pass, run function, device calls."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, ClassVar, Literal, TypedDict, overload
 
 import torch
 
@@ -33,6 +33,9 @@ class LibraryCode:
     releases: tuple[int, ...]
     workspace: int
     fault: int
+    context: int
+    wait: int
+    forget: int
 
 class DeviceLibrary:
     """Shared library of a vendor that loads the code of a device (``torchmdla/device.h``).
@@ -67,7 +70,7 @@ def add_events_to_profiler() -> None:
 
 def set_python_devices(
     features: Callable[[str], Set[str] | None],
-    load: Callable[[str, bytes], tuple[int, Sequence[int], Sequence[int], int, int, bool, object]],
+    load: Callable[[str, bytes], tuple[int, Sequence[int], Sequence[int], int, int, bool, int, int, int, object]],
 ) -> None:
     """Set the functions by which packages find what a device's code needs, and load it."""
 
@@ -122,6 +125,9 @@ class Executable:
         competes_with_eager: bool = False,
         in_place: Sequence[tuple[int, int]] = (),
         releases: Sequence[tuple[int, int]] = (),
+        context: int = 0,
+        wait: int = 0,
+        forget: int = 0,
     ) -> None: ...
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Call the code of a static program outside of groups.
@@ -153,6 +159,36 @@ class KernelTimes:
     def names(self) -> list[str]: ...
     def sums(self) -> KernelSums: ...
     def reset(self) -> None: ...
+
+# The terms of a polynomial in a program's symbols, :attr:`torchmdla.compiler.sizes.Size.terms`.
+_Terms = Sequence[tuple[Sequence[int], int]]
+
+class SplitProgram:
+    """Program whose parts run on several devices, in one entry.
+
+    Args:
+        parts: for each part its device, the addresses of its entry, workspace function and fault, its workspace bytes,
+            its arguments and results, its packs, its first kernel, whether it counts as a kernel, its transfers and
+            their bytes. An argument or result is the number of a buffer of the program or, after True, of a slot.
+        slots: bytes of the slots for intermediates.
+        symbols: number of symbols.
+    """
+
+    entry: ClassVar[int]  # address of the entry of all such programs
+    fault: ClassVar[int]
+    def __init__(
+        self,
+        parts: Sequence[
+            tuple[str, int, int, int, int, Sequence[tuple[bool, int]], Sequence[int], int, bool, int, _Terms]
+        ],
+        slots: Sequence[_Terms],
+        symbols: int,
+    ) -> None: ...
+    @property
+    def address(self) -> int: ...
+
+def device_counts() -> dict[str, tuple[int, int, int]]:
+    """Return the runs of parts, the transfers and their bytes, by device, since the start of the process."""
 
 # What runs after a comparison with PyTorch's operators, the seconds of compiled code and of the operators, and the
 # numbers of the nodes that a division leaves out.
@@ -391,7 +427,10 @@ def set_compiler(
     store_speed: Callable[[Executable, str, int, int, str, SpeedFields], None],
 ) -> None: ...
 def add_device(
-    device: str, ops: Sequence[tuple[str, str, str, dict[str, object]]], dtypes: Sequence[torch.dtype]
+    device: str,
+    ops: Sequence[tuple[str, str, str, dict[str, object]]],
+    dtypes: Sequence[torch.dtype],
+    is_asynchronous: bool = False,
 ) -> None: ...
 def use_device(device: str) -> None: ...
 def set_enabled(on: bool) -> None: ...

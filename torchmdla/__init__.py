@@ -30,6 +30,7 @@ if TYPE_CHECKING or _missing is None:
     from torchmdla import acap
     from torchmdla.acap import acap_device
     from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, refresh, supported_ops
+    from torchmdla.capture import cache_artifacts
     from torchmdla.report.observing import profile_kernels, trace_compiles
     from torchmdla.report.statistics import Statistics, reset_stats, stats
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     # Not in __all__: their packages are optional, and ``import *`` must work without them.
     from torchmdla import prometheus as prometheus
+    from torchmdla import quantisation as quantisation
     from torchmdla import ray as ray
     from torchmdla.explaining import explain
     from torchmdla.importer.tensor_spec import TensorSpec
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from torchmdla.packages import PackageInfo, load, require_signatures, save
     from torchmdla.packages.native import export_native
     from torchmdla.packages.native_file import ModelInfo
+    from torchmdla.quantisation import quantise
     from torchmdla.reloading import ReloadingModel
     from torchmdla.script.reading import read
 
@@ -62,13 +65,14 @@ _LAZY = {
     "export_native": "torchmdla.packages.native",
     "get_mlir": "torchmdla.mlir",
     "load": "torchmdla.packages",
+    "quantise": "torchmdla.quantisation",
     "read": "torchmdla.script.reading",
     "require_signatures": "torchmdla.packages",
     "save": "torchmdla.packages",
 }
 
 # Modules that few programs need. They are imported on first use.
-_LAZY_MODULES = frozenset({"mdla", "prometheus", "ray"})
+_LAZY_MODULES = frozenset({"mdla", "prometheus", "quantisation", "ray"})
 
 __all__ = [
     "Annotations",
@@ -98,6 +102,7 @@ __all__ = [
     "load",
     "mdla",
     "profile_kernels",
+    "quantise",
     "read",
     "refresh",
     "require_signatures",
@@ -111,6 +116,15 @@ __all__ = [
 
 
 _set_logs()
+
+
+def _package_groups(*arguments: Any) -> Any:
+    """Return the package of a saved graph's groups. The module is imported here: most processes save nothing."""
+    return importlib.import_module("torchmdla.packages.graphs").code_of(*arguments)
+
+
+if _missing is None:
+    cache_artifacts.set_packager(_package_groups)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
 
-# Range of a compile failure: tensors of the same dtypes and ranks, tensors of the same sizes, or only this place of
-# the program.
-Scope = Literal["types", "sizes", "place"]
+# Range of a compile failure: tensors of the same dtypes and ranks, tensors of the same sizes, only this place of the
+# program, or the group as a whole.
+Scope = Literal["types", "sizes", "place", "group"]
 
 
 class CompileError(RuntimeError):
@@ -30,7 +30,8 @@ class CompileError(RuntimeError):
             if a process could not be started or was killed from outside. None if the failure is permanent.
         nodes: numbers of the group's nodes that are at fault; empty if they are unknown.
         parts: one error for each of several nodes.
-        scope: tensors with which the operator fails. torchmdla remembers the failure for these tensors.
+        scope: tensors with which the operator fails. torchmdla remembers the failure for these tensors. In the scope
+            ``"group"`` no operator is at fault.
     """
 
     def __init__(

@@ -6,6 +6,7 @@
 namespace torchmdla {
 
 void bind_executable(pybind11::module& module);
+void bind_split_program(pybind11::module& module);
 void bind_image(pybind11::module& module);
 void bind_devices(pybind11::module& module);
 void bind_compiler(pybind11::module& module);

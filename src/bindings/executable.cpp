@@ -95,7 +95,8 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                 uintptr_t workspace, uintptr_t fault, std::shared_ptr<KernelTimes> times,
                 int64_t program_bytes, const std::vector<std::vector<size_t>>& kernel_nodes,
                 bool competes_with_eager, const std::vector<std::pair<size_t, size_t>>& in_place,
-                const std::vector<std::pair<size_t, size_t>>& releases) {
+                const std::vector<std::pair<size_t, size_t>>& releases, uintptr_t context,
+                uintptr_t wait, uintptr_t forget) {
   std::vector<InputBinding> input_bindings;
   for (const auto& [source, from] : inputs)
     input_bindings.push_back(input_binding(source, from));
@@ -113,10 +114,14 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                     std::move(times),
                     program_bytes,
                     kernel_nodes,
-                    competes_with_eager};
+                    competes_with_eager,
+                    reinterpret_cast<void*>(context),
+                    {reinterpret_cast<int32_t (*)(void*)>(wait),
+                     reinterpret_cast<void (*)(void*)>(forget),
+                     reinterpret_cast<const char* (*)()>(fault)}};
   for (const auto& [function, recipe, arguments, bytes, release] : packs)
     code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes,
-                          reinterpret_cast<void (*)(void*)>(release)});
+                          reinterpret_cast<void (*)(void*)>(release), nullptr, code.context});
   std::vector<InPlaceResult> written;
   for (const auto& [result, argument] : in_place)
     written.push_back({result, argument});
@@ -195,7 +200,8 @@ void bind_executable(py::module& module) {
            py::arg("kernel_nodes") = std::vector<std::vector<size_t>>(),
            py::arg("competes_with_eager") = false,
            py::arg("in_place") = std::vector<std::pair<size_t, size_t>>(),
-           py::arg("releases") = std::vector<std::pair<size_t, size_t>>())
+           py::arg("releases") = std::vector<std::pair<size_t, size_t>>(), py::arg("context") = 0,
+           py::arg("wait") = 0, py::arg("forget") = 0)
       .def("__call__", &call, py::arg("inputs"))
       .def_property_readonly("times", &Executable::times)
       .def_property_readonly("owner", [](const Executable& executable) {

@@ -25,6 +25,7 @@ PYBIND11_MODULE(_C, module) {
   bind_image(module);
   bind_executable(module);
   bind_devices(module);
+  bind_split_program(module);
   bind_group(module);
   bind_script_region(module);
   bind_compiler(module);

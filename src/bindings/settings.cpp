@@ -59,9 +59,10 @@ const std::unordered_map<std::string, OpKind> op_kinds{{"compute", OpKind::compu
 using OpEntry = std::tuple<std::string, std::string, std::string, py::dict>;
 
 void add_device(const std::string& device, const std::vector<OpEntry>& ops,
-                const std::vector<at::ScalarType>& dtypes) {
+                const std::vector<at::ScalarType>& dtypes, bool is_asynchronous) {
   auto table = std::make_shared<DeviceTable>();
   table->device = device;
+  table->is_asynchronous = is_asynchronous;
   table->dtypes.insert(dtypes.begin(), dtypes.end());
   for (const auto& [name, overload, kind, where] : ops) {
     OpRule rule{op_kinds.at(kind), {}};
@@ -143,7 +144,8 @@ py::dict statistics_dict() {
 } // namespace
 
 void bind_settings(py::module& module) {
-  module.def("add_device", &add_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"));
+  module.def("add_device", &add_device, py::arg("device"), py::arg("ops"), py::arg("dtypes"),
+             py::arg("is_asynchronous") = false);
   module.def("use_device", &use_device_table, py::arg("device"));
   module.def("set_enabled", [](bool on) {
     settings().enabled = on;

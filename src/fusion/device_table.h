@@ -32,6 +32,7 @@ struct DeviceTable {
   std::string device;
   std::unordered_map<c10::OperatorName, OpRule> ops;
   std::unordered_set<c10::ScalarType> dtypes;
+  bool is_asynchronous = false; // results of its groups may be pending (waits.h)
 
   // Return the rule for `node`, or null if the device does not support it. A dtype that the graph
   // already knows (a profiled type) must be supported too.

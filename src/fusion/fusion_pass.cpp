@@ -7,6 +7,7 @@
 #include "input_paths.h"
 #include "list_appends.h"
 #include "memory_order.h"
+#include "waits.h"
 
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 #include <torch/csrc/jit/passes/remove_mutation.h>
@@ -915,6 +916,8 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
   }
   enter(Stage::restore_in_place);
   restore_in_place(graph->block());
+  if (groups != 0 && table.is_asynchronous)
+    insert_waits(graph->block(), options.group_kind, table.device);
   return groups;
 }
 

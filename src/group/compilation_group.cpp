@@ -1,6 +1,7 @@
 #include "compilation_group.h"
 
 #include "fusion/fusion_pass.h"
+#include "fusion/waits.h"
 #include "memory_limit.h"
 #include "runtime/exception_text.h"
 #include "runtime/memory.h"
@@ -131,7 +132,17 @@ GroupDescription describe(const Node* node, InputPaths inputs) {
           std::move(inputs),
           {},
           !node->hasAttribute(first_run_attribute()),
-          std::move(varying)};
+          std::move(varying),
+          node->hasAttribute(pending_attribute())};
+}
+
+// Return the version of an input's content: 0 if it cannot change, nullopt if it is not known.
+std::optional<int64_t> version_of(const c10::IValue& input) {
+  if (input.isTensor() && input.toTensor().defined()) {
+    if (input.toTensor().is_inference()) return std::nullopt;
+    return input.toTensor()._version();
+  }
+  return input.isList() ? std::nullopt : std::optional<int64_t>(0);
 }
 
 } // namespace
@@ -191,6 +202,9 @@ void CompilationGroup::run(Stack& stack, bool gives_up_inputs) {
     count_fallback(*reason);
     return fall_back(stack);
   }
+  // Only compiled code reads pending inputs.
+  if (group_.is_asynchronous && (kind.is_recorded_by_autograd || !has_code(signature)))
+    wait_for(inputs);
   if (kind.is_recorded_by_autograd) {
     if (backward_predictor_.count_call()) return run_for_training(stack);
   } else if (is_first_run() && !load_packaged(signature, inputs)) {
@@ -222,6 +236,15 @@ bool CompilationGroup::is_known(const Signature& signature) const {
   Symbols values;
   return specialisations->find(signature) ||
          (settings().dynamic && specialisations->find_dynamic(signature, values));
+}
+
+// Return whether compiled code runs a call, and not groups of a division or operators.
+bool CompilationGroup::has_code(const Signature& signature) const {
+  const auto specialisations = specialisations_.load();
+  if (const auto* match = specialisations->find(signature))
+    return match->outcome == Outcome::compiled;
+  Symbols values;
+  return settings().dynamic && specialisations->find_dynamic(signature, values);
 }
 
 // Return whether the group has code for the call. Load it if a package has it.
@@ -352,7 +375,7 @@ void CompilationGroup::run_compiled(const Specialisation& specialisation,
   }
   if (kind.is_recorded_by_autograd)
     run_with_node(specialisation, symbols, stack);
-  else if (!call(specialisation, symbols, stack, kind.gives_up_inputs))
+  else if (!call(specialisation, symbols, kind, stack))
     fall_back(stack);
 }
 
@@ -436,7 +459,7 @@ void CompilationGroup::run_with_node(const Specialisation& specialisation,
     const auto node =
         c10::make_intrusive<GroupBackward>(group_.subgraph, inputs, backward_predictor_);
     const c10::AutoGradMode no_grad(false);
-    if (call(specialisation, symbols, stack))
+    if (call(specialisation, symbols, {.is_recorded_by_autograd = true}, stack))
       return node->set_history(std::span(stack).subspan(below), *outputs);
   }
   fall_back(stack);
@@ -454,12 +477,15 @@ void CompilationGroup::limit_growth(const Specialisation& specialisation) const 
 
 // Run the compiled code. Return false, with the stack unchanged, if the code reports an error.
 bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
-                            Stack& stack, bool gives_up_inputs) {
+                            CallKind kind, Stack& stack) {
   std::optional<DeviceFault> fault;
   try {
     specialisation.use.update();
-    const bool done =
-        specialisation.executable->run(stack, group_.inputs.num_inputs(), symbols, gives_up_inputs);
+    const auto count = group_.inputs.num_inputs();
+    const bool leaves_pending = group_.is_asynchronous && !kind.is_recorded_by_autograd;
+    const bool done = specialisation.executable->run(
+        stack, count, symbols, kind.gives_up_inputs,
+        leaves_pending ? recovery(torch::jit::last(stack, count)) : nullptr);
     limit_growth(specialisation);
     if (done) {
       calls_.compiled.add();
@@ -472,10 +498,38 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
     count_fallback(Fallback::status);
     return false;
   }
-  if (strict() || fault->has_python_error || !is_fault_reported_.exchange(true))
-    compiler().report_fault(group_.name, fault->what(), strict());
-  count_fallback(fault->what());
+  note_fault(fault->what(), fault->has_python_error);
   return false;
+}
+
+// Count a failure of the device, and report the first one. Throw in strict mode, or if a Python
+// exception waits to be raised.
+void CompilationGroup::note_fault(const std::string& fault, bool has_python_error) {
+  if (strict() || has_python_error || !is_fault_reported_.exchange(true))
+    compiler().report_fault(group_.name, fault, strict());
+  count_fallback(fault);
+}
+
+// Return a function that computes the outputs of a call by PyTorch's operators, if the device fails
+// after its entry has returned. The function throws if an input was changed meanwhile.
+decltype(PendingCall::recover) CompilationGroup::recovery(c10::ArrayRef<c10::IValue> inputs) {
+  std::vector<std::optional<int64_t>> versions;
+  for (const auto& input : inputs)
+    versions.push_back(version_of(input));
+  return [group = shared_from_this(), inputs = inputs.vec(),
+          versions = std::move(versions)](const std::string& fault) {
+    wait_for(inputs);
+    group->note_fault(fault, /*has_python_error=*/false);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      TORCH_CHECK(versions[i] && versions[i] == version_of(inputs[i]), "torchmdla: group ",
+                  group->group_.name, ": ", fault, ". PyTorch's operators cannot compute its ",
+                  "results, because ", group->group_.subgraph->input_name(i),
+                  " was changed since.");
+    const c10::AutoGradMode no_grad(false);
+    Stack stack(inputs);
+    group->group_.subgraph->run(stack);
+    return stack;
+  };
 }
 
 // Handle the first call with new inputs. Eager kernels compute its results: the compiler needs
@@ -809,6 +863,7 @@ void CompilationGroup::fall_back(Stack& stack, Fallback reason) {
 
 void CompilationGroup::fall_back(Stack& stack) {
   RECORD_USER_SCOPE("mdla::fall_back");
+  if (group_.is_asynchronous) wait_for(torch::jit::last(stack, group_.inputs.num_inputs()));
   group_.subgraph->run(stack);
 }
 

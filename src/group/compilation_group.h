@@ -149,6 +149,7 @@ struct GroupDescription {
   // compiled.
   bool has_run = true;
   std::vector<VaryingNumber> varying;
+  bool is_asynchronous = false; // its inputs and results may be pending (runtime/pending.h)
 };
 
 // Counters of a group's calls, in cache lines apart from the data that each call reads.
@@ -200,7 +201,7 @@ private:
 
   struct CallKind {
     bool is_recorded_by_autograd;
-    bool gives_up_inputs;
+    bool gives_up_inputs = false;
   };
 
   // A failure that is valid until `until`.
@@ -253,8 +254,8 @@ private:
   void run_with_node(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
                      torch::jit::Stack& stack);
   void limit_growth(const Specialisation& specialisation) const;
-  bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
-            torch::jit::Stack& stack, bool gives_up_inputs = false);
+  bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols, CallKind kind,
+            torch::jit::Stack& stack);
   void run_for_training(torch::jit::Stack& stack);
   bool is_first_run();
   void specialise(const Signature& signature, CallKind kind, torch::jit::Stack& stack);
@@ -282,6 +283,9 @@ private:
   void keep_inputs(c10::ArrayRef<c10::IValue> inputs);
   template <class Reason> void count_fallback(const Reason& reason);
   void fall_back(torch::jit::Stack& stack, Fallback reason);
+  bool has_code(const Signature& signature) const;
+  decltype(PendingCall::recover) recovery(c10::ArrayRef<c10::IValue> inputs);
+  void note_fault(const std::string& fault, bool has_python_error);
 
   bool strict() const { return group_.settings.strict.value_or(settings().strict); }
   bool background() const { return group_.settings.background.value_or(settings().background); }

@@ -3,8 +3,10 @@
 #include "compilation_group.h"
 #include "fusion/device_table.h"
 #include "fusion/fusion_pass.h"
+#include "fusion/waits.h"
 #include "mode_specialised_group.h"
 #include "profiling.h"
+#include "runtime/pending.h"
 #include "statistics.h"
 #include "ungrouped.h"
 
@@ -83,7 +85,11 @@ Operation make_operation(const Node* node) {
 const torch::jit::RegisterOperators operators(
     {torch::jit::Operator(group_symbol(), make_operation, c10::AliasAnalysisKind::PURE_FUNCTION),
      torch::jit::Operator(acap_group_symbol(), make_operation,
-                          c10::AliasAnalysisKind::PURE_FUNCTION)});
+                          c10::AliasAnalysisKind::PURE_FUNCTION),
+     torch::jit::Operator(
+         wait_symbol().toQualString() + std::string("(Tensor(a) result) -> Tensor(a)"),
+         [](Stack& stack) { wait_for(stack.back().toTensor()); },
+         c10::AliasAnalysisKind::FROM_SCHEMA)});
 
 const torch::jit::RegisterPass pass(run_pass);
 

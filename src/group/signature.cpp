@@ -1,5 +1,6 @@
 #include "signature.h"
 
+#include "base/signature_codes.h"
 #include "runtime/quantisation.h"
 
 #include <ATen/Context.h>
@@ -8,84 +9,20 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/Device.h>
-#include <c10/util/hash.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
 
 namespace torchmdla {
 
 namespace {
 
-enum Tag : int64_t { none, tensor, integer, boolean, floating, string, device, list, quantised };
-
-// Stride classes. Contiguous strides are 0. Permutations of contiguous strides are positive, with
-// four bits per dimension. Others are negative, and encode the relations by which PyTorch's
-// operators choose the layout of their results.
-constexpr int64_t contiguous_class = 0;
-constexpr int64_t max_coded_dimensions = 15;
-constexpr int64_t max_coded_dimensions_with_gaps = 8;
-
-using Order = c10::SmallVector<int64_t, max_coded_dimensions>;
-
-// Return the dimensions with more than one element, the largest stride first.
-Order order_in_memory(const at::Tensor& value) {
-  const auto sizes = value.sizes(), strides = value.strides();
-  Order order;
-  for (int64_t i = 0; i < value.dim(); ++i)
-    if (sizes[i] != 1) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
-  return order;
-}
-
-// Return the code of a permutation of contiguous strides, or 0 for other strides.
-int64_t permutation_class(const at::Tensor& value, const Order& order) {
-  if (value.dim() > max_coded_dimensions) return 0;
-  int64_t expected = 1, code = 0;
-  for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    if (value.stride(*it) != expected) return 0;
-    expected *= value.size(*it);
-    code = code << 4 | (*it + 1);
-  }
-  return code;
-}
-
-// Relation of a dimension to the next inner one. It determines which dimensions TensorIterator
-// sorts inside of others, and which ones reshape can join. `_relation` in capture/symbolic/run.py
-// is the same.
-enum Relation : int64_t { repeated, tied, overlapping, joinable, apart };
-
-Relation relation(int64_t stride, int64_t inner_stride, int64_t inner_size) {
-  if (stride == 0) return repeated;
-  if (stride == inner_stride) return tied;
-  if (stride < inner_stride * inner_size) return overlapping;
-  return stride == inner_stride * inner_size ? joinable : apart;
-}
-
-// Return the class of strides with gaps: seven bits per dimension, or a hash of too many
-// dimensions.
-int64_t class_with_gaps(const at::Tensor& value, const Order& order) {
-  const bool is_coded = value.dim() <= max_coded_dimensions_with_gaps;
-  uint64_t code = 1;
-  int64_t inner_stride = 0, inner_size = 1;
-  for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    const auto code_of_relation = relation(value.stride(*it), inner_stride, inner_size);
-    const auto dimension_code = static_cast<uint64_t>((*it + 1) << 3 | code_of_relation);
-    code = is_coded ? code << 7 | dimension_code : c10::hash_combine(code, dimension_code);
-    inner_stride = value.stride(*it);
-    inner_size = value.size(*it);
-  }
-  return -static_cast<int64_t>(code & std::numeric_limits<int64_t>::max()) - 1;
-}
+using enum signature_codes::Tag;
 
 int64_t stride_class(const at::Tensor& value) {
-  if (value.is_contiguous()) return contiguous_class;
-  const auto order = order_in_memory(value);
-  const auto permutation = permutation_class(value, order);
-  return permutation ? permutation : class_with_gaps(value, order);
+  if (value.is_contiguous()) return signature_codes::contiguous_class;
+  return signature_codes::stride_class(value.sizes(), value.strides());
 }
 
 void append_tensor(const at::Tensor& value, Signature& signature) {

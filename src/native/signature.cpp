@@ -1,81 +1,22 @@
 #include "signature.h"
 
+#include "base/signature_codes.h"
+
 #include <algorithm>
 #include <bit>
-#include <limits>
 
 namespace torchmdla::native {
 
 namespace {
 
-// As in src/group/signature.cpp.
-enum Tag : int64_t { none, tensor, integer, boolean, floating, string, device, list, quantised };
+using signature_codes::Tag;
 
 // Sizes of 0 and 1 are never symbols, because they change broadcasting and strides.
 constexpr int64_t least_symbol = 2;
 
-constexpr int64_t contiguous_class = 0;
-constexpr size_t max_coded_dimensions = 15;
-constexpr size_t max_coded_dimensions_with_gaps = 8;
-
-// A class that no signature has.
-constexpr int64_t uncoded_class = std::numeric_limits<int64_t>::max();
-
-enum Relation : int64_t { repeated, tied, overlapping, joinable, apart };
-
-Relation relation(int64_t stride, int64_t inner_stride, int64_t inner_size) {
-  if (stride == 0) return repeated;
-  if (stride == inner_stride) return tied;
-  if (stride < inner_stride * inner_size) return overlapping;
-  return stride == inner_stride * inner_size ? joinable : apart;
-}
-
-// Return the dimensions with more than one element, the largest stride first.
-Dimensions order_in_memory(const Tensor& value) {
-  Dimensions order;
-  const auto strides = value.strides();
-  for (size_t i = 0; i < value.rank; ++i) {
-    if (value.sizes()[i] == 1) continue;
-    size_t place = order.size();
-    while (place > 0 && strides[static_cast<size_t>(order[place - 1])] < strides[i])
-      --place;
-    order.insert(place, static_cast<int64_t>(i));
-  }
-  return order;
-}
-
-int64_t permutation_class(const Tensor& value, const Dimensions& order) {
-  if (value.rank > max_coded_dimensions) return 0;
-  int64_t expected = 1, code = 0;
-  for (size_t k = order.size(); k-- > 0;) {
-    const auto dimension = static_cast<size_t>(order[k]);
-    if (value.strides()[dimension] != expected) return 0;
-    expected *= value.sizes()[dimension];
-    code = code << 4 | (order[k] + 1);
-  }
-  return code;
-}
-
-int64_t class_with_gaps(const Tensor& value, const Dimensions& order) {
-  if (value.rank > max_coded_dimensions_with_gaps) return uncoded_class;
-  uint64_t code = 1;
-  int64_t inner_stride = 0, inner_size = 1;
-  for (size_t k = order.size(); k-- > 0;) {
-    const auto dimension = static_cast<size_t>(order[k]);
-    const auto stride = value.strides()[dimension];
-    const auto code_of_relation = relation(stride, inner_stride, inner_size);
-    code = code << 7 | static_cast<uint64_t>((order[k] + 1) << 3 | code_of_relation);
-    inner_stride = stride;
-    inner_size = value.sizes()[dimension];
-  }
-  return -static_cast<int64_t>(code & std::numeric_limits<int64_t>::max()) - 1;
-}
-
 int64_t stride_class(const Tensor& value) {
-  if (value.is_contiguous()) return contiguous_class;
-  const auto order = order_in_memory(value);
-  const auto permutation = permutation_class(value, order);
-  return permutation ? permutation : class_with_gaps(value, order);
+  if (value.is_contiguous()) return signature_codes::contiguous_class;
+  return signature_codes::stride_class(value.sizes(), value.strides());
 }
 
 // Comparison of values with consecutive entries of a signature.

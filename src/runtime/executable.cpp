@@ -73,9 +73,6 @@ bool accepts(const InputBinding& binding, c10::ArrayRef<c10::TypePtr> types) {
   return types[binding.input]->kind() == kind;
 }
 
-// Number of buffers before the arguments: workspace, packed buffers, symbols.
-constexpr size_t buffers_before_arguments = 3;
-
 // Return the time in ticks, which is cheap to read: every call reads it four times.
 uint64_t now() {
   return static_cast<uint64_t>(c10::getApproximateTime());
@@ -139,6 +136,8 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
     written_argument_[result] = argument;
   }
   releases_ = input_releases(releases);
+  TORCH_CHECK(in_place.empty() || !code_.asynchronous.wait,
+              "torchmdla: an asynchronous device cannot write results to arguments");
 }
 
 // Return the inputs that may be dropped: tensors of which every argument may be dropped, and whose
@@ -181,9 +180,38 @@ std::vector<c10::IValue> Executable::copy_written(c10::ArrayRef<c10::IValue> val
   return copies;
 }
 
+// Wait for pending inputs that the device cannot read in its own memory: results of other devices,
+// and those of which only a part or a copy is passed.
+void Executable::wait_for_inputs(c10::ArrayRef<c10::IValue> values) const {
+  for (const auto& binding : inputs_) {
+    if (binding.source != Source::dense && binding.source != Source::contiguous) continue;
+    const auto& tensor = tensor_of(binding, values);
+    const auto* device = pending_device(tensor);
+    if (!device) continue;
+    const bool is_whole =
+        tensor.storage_offset() == 0 && (binding.source == Source::dense || tensor.is_contiguous());
+    if (device->wait != code_.asynchronous.wait || !is_whole) wait_for(tensor);
+  }
+}
+
+// Return the status of the device after all results are in host memory.
+int32_t Executable::wait_for_results(c10::ArrayRef<at::Tensor> results) const {
+  int32_t status = 0;
+  for (const auto& result : results) {
+    auto* const data = result.mutable_data_ptr();
+    if (status == 0)
+      status = code_.asynchronous.wait(data);
+    else
+      code_.asynchronous.forget(data);
+  }
+  return status;
+}
+
 bool Executable::run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols,
-                     bool gives_up_inputs) const {
+                     bool gives_up_inputs, decltype(PendingCall::recover) recover) const {
   const auto values = torch::jit::last(stack, num_inputs);
+  const bool is_asynchronous = code_.asynchronous.wait;
+  if (is_asynchronous) wait_for_inputs(values);
   c10::SmallVector<void*, 512> buffers(buffers_before_arguments);
   c10::SmallVector<double, 8> scalars(scalars_, 0.0);
   c10::SmallVector<at::Tensor, 4> copies;
@@ -198,7 +226,7 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<
     throw DeviceFault(*set->fault);
   }
   const auto workspace = code_.workspace ? code_.workspace(symbols.data()) : code_.workspace_bytes;
-  buffers[0] = thread_workspace(workspace);
+  buffers[0] = code_.context ? code_.context : thread_workspace(workspace);
   buffers[1] = set ? const_cast<void**>(set->addresses.data()) : nullptr;
   buffers[2] = symbols.empty() ? nullptr : const_cast<int64_t*>(symbols.data());
 
@@ -207,9 +235,17 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<
     results.push_back(result_tensor(result, values, symbols));
     buffers.push_back(results.back().mutable_data_ptr());
   }
+  const bool leaves_pending = is_asynchronous && recover;
+  if (leaves_pending) {
+    const auto call = std::make_shared<const PendingCall>(code_.asynchronous, std::move(recover));
+    for (size_t result = 0; result < results.size(); ++result)
+      make_pending(results[result], call, owner_of_result_[result]);
+  }
   std::optional<InputReleases> releases;
   if (gives_up_inputs) releases.emplace(releases_, &*stack.end() - num_inputs);
-  if (run_entry(buffers.data(), symbols) != 0) {
+  auto status = run_entry(buffers.data(), symbols);
+  if (is_asynchronous && !leaves_pending && status == 0) status = wait_for_results(results);
+  if (status != 0) {
     const std::string fault = code_.fault ? code_.fault() : "";
     if (!fault.empty()) throw DeviceFault(fault);
     return false;

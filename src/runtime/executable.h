@@ -6,6 +6,7 @@
 #include "kernel_times.h"
 #include "memory.h"
 #include "packed.h"
+#include "pending.h"
 #include "quantisation.h"
 
 #include <ATen/core/Tensor.h>
@@ -96,6 +97,9 @@ struct CompiledCode {
   std::vector<std::vector<size_t>> kernel_nodes = {};
   // Whether the code runs on the processor of PyTorch's operators, and may be slower than these.
   bool competes_with_eager = false;
+  // First buffer of the entry in place of the workspace, if set: the device's own data.
+  void* context = nullptr;
+  AsynchronousCalls asynchronous = {};
 };
 
 // Failure of the device, with the text of CompiledCode::fault. `has_python_error` is set if a
@@ -118,9 +122,10 @@ public:
   // Replace the group's `num_inputs` inputs on the stack by its outputs. `symbols` are the sizes of
   // a dynamic program. Return false if the compiled code reports an error. The stack is unchanged
   // then, and also if DeviceFault is thrown. If the call gives up its inputs, each is dropped as
-  // soon as no kernel reads it any more.
+  // soon as no kernel reads it any more. If `recover` is set, results of an asynchronous device are
+  // pending (pending.h), and inputs may be.
   bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols,
-           bool gives_up_inputs = false) const;
+           bool gives_up_inputs = false, decltype(PendingCall::recover) recover = nullptr) const;
 
   // Return whether each argument has a value of its kind. Bindings from a file are not trusted.
   bool accepts(c10::ArrayRef<c10::IValue> values) const;
@@ -163,6 +168,8 @@ private:
 
   std::vector<InputRelease> input_releases(const std::vector<ArgumentRelease>& releases) const;
   int32_t run_entry(void* const* buffers, c10::ArrayRef<int64_t> symbols) const;
+  void wait_for_inputs(c10::ArrayRef<c10::IValue> values) const;
+  int32_t wait_for_results(c10::ArrayRef<at::Tensor> results) const;
   Packed packed(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<void*> arguments) const;
   bool is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values,
                   c10::ArrayRef<void*> arguments) const;

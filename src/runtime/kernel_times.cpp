@@ -118,6 +118,7 @@ KernelClock* KernelClock::current() {
 
 void KernelClock::begin(size_t kernel) {
   end_kernel(Clock::now());
+  kernel += first_kernel_;
   if (kernel >= spent_.size()) return;
   kernel_ = kernel;
   if (kernel_observation().ranges) {

@@ -101,6 +101,9 @@ public:
 
   void begin(size_t kernel);
 
+  // Count kernels from number `first` on, which are those of a part of the entry.
+  void begin_part(size_t first) { first_kernel_ = first; }
+
 private:
   using Clock = std::chrono::steady_clock;
 
@@ -111,6 +114,7 @@ private:
   KernelClock* const outer_;
   const Clock::time_point start_ = Clock::now();
   Clock::time_point kernel_start_{};
+  size_t first_kernel_ = 0;      // of the running part
   std::optional<size_t> kernel_; // the kernel that is running
   std::vector<KernelTimes::Nanoseconds> spent_;
   std::optional<at::RecordFunction> range_;

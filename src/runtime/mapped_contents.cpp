@@ -20,10 +20,6 @@ constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(2);
 // Most pages of a look, and most written pages among them. These are compared line by line.
 constexpr size_t max_pages = 512, max_written = 32;
 
-int64_t now() {
-  return std::chrono::steady_clock::now().time_since_epoch().count();
-}
-
 } // namespace
 
 size_t bytes_of_lines() {
@@ -45,7 +41,7 @@ void MappedContents::add(Fingerprint content, const void* data, size_t bytes) {
 
 bool MappedContents::verify_next() {
   if (contents_.empty()) return true;
-  const auto time = now();
+  const auto time = std::chrono::steady_clock::now().time_since_epoch().count();
   auto next_time = next_time_.load(std::memory_order_relaxed);
   if (time < next_time || !next_time_.compare_exchange_strong(next_time, time + interval.count(),
                                                               std::memory_order_relaxed))

@@ -108,7 +108,8 @@ make_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t wo
   // The memory is zeroed, so that `release` reads defined values even if a pack stops early.
   if (pack.release) std::memset(memory.get(), 0, pack.bytes);
   // The states are older than the packed data, so a write during packing makes the buffer stale.
-  c10::SmallVector<void*, 8> buffers{thread_workspace(workspace_bytes), memory.get()};
+  auto* const first = pack.context ? pack.context : thread_workspace(workspace_bytes);
+  c10::SmallVector<void*, 8> buffers{first, memory.get()};
   for (const auto& parameter : parameters)
     buffers.push_back(const_cast<void*>(parameter.data()));
   const auto status = pack.function(buffers.data());

@@ -24,6 +24,9 @@ namespace torchmdla {
 // A compiled function; docs/design/abi.md describes the ABI.
 using Entry = int32_t (*)(void* const* buffers);
 
+// Number of an entry's buffers before its arguments: workspace, packed buffers, symbols.
+constexpr size_t buffers_before_arguments = 3;
+
 // A buffer that a pack made elsewhere from parameters with these contents (`content_hash`).
 struct PrebuiltBuffer {
   const void* data;
@@ -40,6 +43,7 @@ struct Pack {
   int64_t bytes;
   void (*release)(void* buffer) = nullptr; // called before the buffer's memory is freed, if set
   std::shared_ptr<const PrebuiltBuffer> prebuilt = nullptr; // used for parameters with its contents
+  void* context = nullptr; // first buffer of `function` in place of the workspace, if set
 };
 
 // Failure of a pack. `has_python_error` is set if a Python exception waits to be raised.

@@ -277,6 +277,26 @@ def test_variable_needs_data() -> None:
         mdla.compare(Net().eval(), image(), precision="variable")
 
 
+# --- the quantised model of the formats
+
+
+@pytest.mark.parametrize(("precision", "steps"), [("fixed16", 0), ("fixed8", 1), ("variable", 1)])
+@pytest.mark.sampled(1)
+def test_the_quantised_model_predicts_the_device(precision: str, steps: int) -> None:
+    """Check it against the emulator, which rounds halves up, where PyTorch rounds them to even numbers."""
+    pytest.importorskip("torchao")
+    torch.manual_seed(0)
+    net, x = Net().eval(), image()
+    torchmdla.enable(device="mdla", precision=precision, strict=True)
+    mdla.calibrate(net, [x])
+    quantised = torchmdla.quantise(net, [x])
+    assert [layer.name for layer in quantised.layers] == ["conv", "relu", "max_pool2d", "view", "linear"]
+    with torch.no_grad():
+        predicted, actual = quantised.module(x), torchmdla.compile(net, x)(x)
+    step = torch.diff(torch.cat([predicted, actual]).unique()).min()
+    assert ((predicted - actual).abs() / step).round().max() <= steps
+
+
 # --- figures
 
 

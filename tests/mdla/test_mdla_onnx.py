@@ -54,8 +54,8 @@ def _lower(imported: ImportedGraph) -> Artifact:
 
 def _run(program: DeviceProgram, arguments: list[np.ndarray[Any, Any]]) -> list[Tensor]:
     """Return the results of ONNX Runtime."""
-    from torchmdla.devices.mdla.onnx_graph import add_weights
-    from torchmdla.devices.mdla.weights import evaluate
+    from torchmdla.devices.levels.onnx.graph import add_weights
+    from torchmdla.devices.levels.onnx.weights import evaluate
 
     parameters = {position: arguments[position] for position in program.parameters()}
     weights = {name: evaluate(recipe, parameters) for name, recipe in program.weights.items()}

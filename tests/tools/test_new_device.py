@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -31,11 +32,37 @@ def test_the_example_runs_by_every_frontend() -> None:
 
 
 @pytest.mark.sampled(0)
-def test_it_is_checked_by_the_registry_of_programs() -> None:
-    device = "numpy_device:NumpyDevice"
-    done = run("-m", "torchmdla.testing", "--device", device, "--filter", "products.linear", "--jobs", "1", "--verbose")
+def test_the_example_of_tosa_runs_packs_again_for_new_weights() -> None:
+    done = run("run_tosa.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "as eager",
+        "as eager with other weights",
+        "groups compiled: 1, fallbacks: none",
+    ]
+
+
+@pytest.mark.sampled(0)
+def test_its_score(tmp_path: Path) -> None:
+    """Check the command of docs/devices.md, its files, and a baseline that the device does not meet."""
+    paths = {name: tmp_path / f"score.{name}" for name in ("html", "jsonl", "json")}
+    command = ["-m", "torchmdla.testing", "--device", "numpy_device:NumpyDevice", "--quick", "--jobs", "1"]
+    command += ["--baseline", str(paths["json"])]
+    done = run(*command, "--update-baseline", "--html", str(paths["html"]), "--json", str(paths["jsonl"]))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "unexpected" in done.stdout
+    line = "score of numpy: 100.0 % (9 of 9 samples of 9 declared operators ran on it and were right)"
+    assert done.stdout.splitlines()[-1] == line
+    assert line in paths["html"].read_text()
+    assert json.loads(paths["jsonl"].read_text().splitlines()[-1])["summary"]["score"] == 100.0
+
+    baseline = json.loads(paths["json"].read_text())
+    baseline["right"]["samples.abs.float32:0"] = "aten::abs"
+    paths["json"].write_text(json.dumps(baseline))
+    done = run(*command, "--filter", "relu")
+    assert done.returncode == 1, done.stdout + done.stderr
+    regression, counts, _ = done.stdout.splitlines()[-3:]
+    assert regression == "regressed: aten::abs: the device does not declare it any more"
+    assert counts == "since the baseline: 1 regression, 0 improvements"
 
 
 @pytest.mark.parametrize(

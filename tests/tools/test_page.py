@@ -22,6 +22,11 @@ from torchmdla.compiler.program import Program
 from torchmdla.report import page as pages
 from torchmdla.report.explanation import Explanation
 from torchmdla.report.page.stages import Stage, stages_of
+from torchmdla.testing.baseline import Changes
+from torchmdla.testing.checking import Outcome
+from torchmdla.testing.reporting import write_page
+from torchmdla.testing.runner import check_outcome
+from torchmdla.testing.score import score_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"
@@ -472,6 +477,29 @@ def test_where_nothing_is_compiled(opened: Any, tmp_path: Path) -> None:
     assert page.locator("#found").text_content() == "0 kernels, 0.0 % of the time"
     for name in ("roofline", "timeline", "tables"):
         page.locator(f"#tab-{name}").click()
+
+
+def test_the_page_of_a_score(opened: Any, tmp_path: Path) -> None:
+    bad = "<img src=x onerror=console.error('run')>"
+    relu, alone = {"aten::relu": ""}, {"aten::relu": "it is alone"}
+    outcomes = [
+        Outcome("samples.relu.float32:0", "torchscript:trace", "ok", compiled_calls=2, operators=relu),
+        Outcome("samples.relu.float16:0", "torchscript:trace", "ok", operators=alone),
+        Outcome("elementwise.relu", "dynamo:compile", "wrong", bad, compiled_calls=2, operators=relu),
+    ]
+    score, changes = score_of("npu", ["acme::conv"], outcomes), Changes(["elementwise.relu: wrong"], [])
+    write_page([check_outcome(outcome) for outcome in outcomes], score, changes, tmp_path / "score.html")
+    page = opened(tmp_path / "score.html")
+    assert page.get_by_role("heading", level=1).text_content() == str(score)
+    assert page.get_by_role("cell", name="elementwise.relu: wrong", exact=True).is_visible()
+    assert page.get_by_role("status").text_content() == "3 programs"
+    page.get_by_label("Search programs").fill("float16 alone")
+    assert page.get_by_role("status").text_content() == "1 program"
+    assert page.get_by_role("cell", name="samples.relu.float16:0", exact=True).is_visible()
+    assert not page.get_by_role("cell", name="elementwise.relu", exact=True).is_visible()
+    assert page.locator("img").count() == 0
+    page.get_by_role("button", name="Dark").click()
+    screenshot(page, "score")
 
 
 def test_the_folder_of_screenshots_is_ignored_by_git() -> None:

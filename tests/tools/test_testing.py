@@ -626,6 +626,9 @@ def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["--programs", "no_such_module"], "--programs no_such_module cannot be imported"),
         (["--opinfo", "--dtype", "float31"], "no dtype 'float31'"),
         (["--jobs", "0"], "not a number of at least 1"),
+        (["--update-baseline"], "--update-baseline needs --baseline"),
+        (["--baseline", "absent.json"], "No such file or directory: 'absent.json'"),
+        (["--quick", "--opinfo"], "--quick runs samples of the device's operators"),
     ],
 )
 def test_command_refuses(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -638,8 +641,14 @@ def test_command_refuses(arguments: list[str], message: str, capsys: pytest.Capt
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["--list"]) == 0
     names = capsys.readouterr().out.split()
-    assert names == list(PROGRAMS)
+    samples = [name for name in names if name.startswith("samples.")]
+    assert "samples.relu" in samples
+    assert [*samples, *(name for name, program in PROGRAMS.items() if program.family != "operators")] == names
     assert len(names) == len(set(names))
+    assert command_line.main(["--list", "--quick"]) == 0
+    assert capsys.readouterr().out.split() == samples
+    assert command_line.main(["--list", "--programs", "torchmdla.testing.programs"]) == 0
+    assert capsys.readouterr().out.split() == list(PROGRAMS)
 
 
 # --- programs ----------------------------------------------------------------------------------------------------

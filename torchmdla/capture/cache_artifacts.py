@@ -1,4 +1,4 @@
-"""Artifacts among those of ``torch.compiler.save_cache_artifacts``, so that a cache can travel with a model.
+"""Code that PyTorch saves: artifacts among those of ``torch.compiler.save_cache_artifacts``, and packages of groups.
 
 PyTorch collects the artifacts that a process compiles or finds, and gives their bytes to another process. The program
 that passes bytes to ``load_cache_artifacts`` trusts them: they may contain pickles of PyTorch. Compiled code among them
@@ -8,6 +8,8 @@ has to be intact and of the program under whose key it is. It is refused if the 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch.compiler import _cache
 
@@ -17,6 +19,12 @@ from torchmdla.compile_service.cache import parse_artifact
 from torchmdla.compiler.artifact import Artifact
 
 _TYPE = "torchmdla"
+
+# A function of groups, each with a function that returns inputs for it, and of a device's name. It returns the records
+# of a package with the groups' code.
+Packager = Callable[[Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]]], Mapping[str, bytes]]
+
+_packager: Packager = lambda groups: {}  # noqa: E731
 
 
 class GroupArtifact(_cache.CacheArtifact):
@@ -39,6 +47,17 @@ class GroupArtifact(_cache.CacheArtifact):
 def register() -> None:
     """Let ``torch.compiler.load_cache_artifacts`` know the artifacts of torchmdla."""
     _cache.CacheArtifactFactory.register(GroupArtifact)
+
+
+def set_packager(packager: Packager) -> None:
+    """Set the function that packages the groups of saved graphs. Packages belong to a layer above this one."""
+    global _packager
+    _packager = packager
+
+
+def package_groups(groups: Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]]) -> Mapping[str, bytes]:
+    """Return the records of a package with the code of groups, each with a function that returns inputs for it."""
+    return _packager(groups)
 
 
 def record_from_now_on() -> None:

@@ -192,9 +192,19 @@ def _unsupported(call: Call, device: Device, dtypes: Collection[str]) -> Compile
     for tensor in call.types.tensors():
         if tensor.dtype not in dtypes:
             return CompileError(f"dtype torch.{tensor.dtype} is not taken by device {device.name!r}")
-    if isinstance(device, CallSelection) and (reason := device.refusal(call.node, call.types)):
-        return CompileError(f"device {device.name!r} does not take it: {reason}")
-    return None
+    reason = reason_of_device(call, device)
+    return CompileError(reason) if reason else None
+
+
+def reason_of_device(call: Call, device: Device) -> str:
+    """Return why ``device`` selects to leave out a call; empty if it takes the call."""
+    if not isinstance(device, CallSelection):
+        return ""
+    try:
+        reason = device.refusal(call.node, call.types)
+    except Exception as error:  # A fault of the device costs this call, not the groups around it.
+        reason = f"its refusal() raised {type(error).__name__}: {error}"
+    return f"device {device.name!r} does not take it: {reason}" if reason else ""
 
 
 def _call_key(call: Call, with_sizes: bool) -> Hashable:

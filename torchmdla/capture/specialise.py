@@ -21,12 +21,13 @@ from torchmdla import _C, devices
 from torchmdla.capture import background, refusals
 from torchmdla.capture.outputs import output_of
 from torchmdla.capture.script_subgraph import ScriptSubgraph
-from torchmdla.capture.subgraph import Subgraph
+from torchmdla.capture.subgraph import Subgraph, calls_of
 from torchmdla.compile_service import records, service, worker
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import KernelCall, Manifest
 from torchmdla.compiler.program import Argument, Program
 from torchmdla.devices import interrupts
+from torchmdla.devices.roofline import loss
 from torchmdla.errors import CompileError, DeviceError, internal_error
 from torchmdla.importer import Binding, ImportedGraph, ImportOptions, Record, TensorMeta, with_location
 from torchmdla.importer.script_graph import convert_graph
@@ -195,7 +196,7 @@ def compile_ahead(group: _C.Group, device_name: str) -> None:
         device = _device(device_name)
         record, imported = group.subgraph.import_ahead(group.parameters, _import_options(device, ()))
         refusals.check(group.subgraph, record, device)
-        program = _program(imported, device)
+        program = _program(imported, device, group.subgraph, record)
         if not service.default_service().compiles_in_process(program):
             background.submit_ahead(partial(service.compile_program, program))
 
@@ -263,7 +264,7 @@ def _compile_training(*arguments: Any) -> Any:
 
 def _device(name: str) -> devices.Device:
     device = devices.get(name)
-    records.load_host(device)
+    records.load_hosts(device)
     return device
 
 
@@ -280,13 +281,26 @@ def _compile(
     refusals.check(subgraph, record, device)
     with trace.span("import", "import"):
         imported = subgraph.import_program(record, parameters, options)
+    if reason := _loss(subgraph, record, imported, device):
+        raise CompileError(reason, scope="group")
     return _executable(
         subgraph,
         imported,
-        _program(imported, device),
+        _program(imported, device, subgraph, record),
         device,
         [output_of(output, imported) for output in imported.outputs],
     )
+
+
+def _loss(subgraph: Subgraph, record: Record, imported: ImportedGraph, device: devices.Device) -> str:
+    """Return why a group is not worth its device by the device's cost model; empty if it is."""
+    if not isinstance(device, devices.CostModel) or isinstance(device, devices.HostProcessor):
+        return ""
+    moved = [argument for argument in imported.arguments if argument.role == "input" and argument.kind == "tensor"]
+    tensors = [devices.TensorType(tensor.dtype, tensor.shape) for tensor in moved]
+    tensors += [devices.TensorType(tensor.dtype, tensor.shape) for tensor in imported.results]
+    calls = [(node, types) for _, node, types in calls_of(subgraph, record)]
+    return loss(device.name, device, calls, tensors, _C.kernel_threads())
 
 
 def _attribute_error(
@@ -295,9 +309,10 @@ def _attribute_error(
     """Return ``error`` as an error of the calls that are at fault, if they can be determined."""
 
     def compile_alone(subgraph: Subgraph, record: Record) -> None:
-        service.compile_program(_program(subgraph.import_program(record, (), options), device))
+        imported = subgraph.import_program(record, (), options)
+        service.compile_program(_program(imported, device, subgraph, record))
 
-    if error.retry_after is not None:
+    if error.retry_after is not None or error.scope == "group":
         return error
     blamed = refusals.remember_failure(error, subgraph, record, device)
     if not blamed.parts and (culprit := refusals.find_failing_call(error, subgraph, record, compile_alone)):
@@ -305,11 +320,11 @@ def _attribute_error(
     return blamed
 
 
-def _program(imported: ImportedGraph, device: devices.Device) -> Program:
+def _program(imported: ImportedGraph, device: devices.Device, subgraph: Subgraph, record: Record) -> Program:
     with _imports:
         target, versions = device.target(), producers(device)
-    measured = records.options_for(device)
-    return Program(imported.mlir, imported.arguments, imported.results, target, measured, versions)
+    options = records.options_for(device, calls_of(subgraph, record))
+    return Program(imported.mlir, imported.arguments, imported.results, target, options, versions)
 
 
 def _executable(
@@ -364,10 +379,20 @@ def _executable(
         times=times,
         program_bytes=len(serialised),
         kernel_nodes=[kernel.nodes for kernel in manifest.kernels],
-        competes_with_eager=isinstance(device, devices.HostProcessor) and device.competes_with_eager,
+        competes_with_eager=_competes_with_eager(device, manifest),
         in_place=_in_place(subgraph, imported, manifest),
         releases=manifest.releases,
+        context=loaded.context,
+        wait=loaded.wait,
+        forget=loaded.forget,
     )
+
+
+def _competes_with_eager(device: devices.Device, manifest: Manifest) -> bool:
+    """Return whether all devices that run the code compute on the processor of PyTorch's operators."""
+    names = {part.device for part in manifest.parts} or {device.name}
+    running = [part for part in devices.parts_of(device) if part.name in names]
+    return all(isinstance(part, devices.HostProcessor) and part.competes_with_eager for part in running)
 
 
 def _in_place(subgraph: Subgraph, imported: ImportedGraph, manifest: Manifest) -> list[tuple[int, int]]:

@@ -33,7 +33,7 @@ class Call:
 def _type_of(value: object) -> TensorType | tuple[TensorType | None, ...] | None:
     """Return the type of a recorded tensor, or the types of a list of tensors; None for everything else."""
     if isinstance(value, TensorMeta):
-        return TensorType(dtype_name(value.dtype), tuple(value.shape))
+        return TensorType(dtype_name(value.dtype), tuple(value.shape), tuple(value.strides))
     if isinstance(value, list | tuple) and any(isinstance(item, TensorMeta) for item in value):
         types = map(_type_of, value)
         return tuple(type_ if isinstance(type_, TensorType) else None for type_ in types)
@@ -82,3 +82,8 @@ class Subgraph(Protocol):
 
     def constant(self, index: int) -> object:
         """Return the value of node ``index``, which is a constant."""
+
+
+def calls_of(subgraph: Subgraph, record: Record) -> Iterator[tuple[int, Node, NodeTypes]]:
+    """Yield the calls of a subgraph in the form that a :class:`torchmdla.devices.Composition` gets."""
+    return ((call.number, call.node, call.types) for call in subgraph.calls(record))

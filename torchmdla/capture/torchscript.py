@@ -39,7 +39,9 @@ def add_device(device: devices.Device) -> None:
     for name, support in device.ops.items():
         base, _, overload = name.partition(".")
         ops.append((base, overload, support.kind, dict(support.where)))
-    _C.add_device(device.name, ops, [getattr(torch, dtype) for dtype in sorted(device.dtypes)])
+    dtypes = [getattr(torch, dtype) for dtype in sorted(device.dtypes)]
+    is_asynchronous = isinstance(device, devices.Asynchronous) and device.leaves_results_pending
+    _C.add_device(device.name, ops, dtypes, is_asynchronous)
 
 
 def map_constants(program: torch.jit.ScriptModule) -> _C.MappedWeights:

@@ -40,6 +40,8 @@ class CheckFailure(Exception):
 def _run(options: argparse.Namespace) -> int:
     try:
         torchmdla.enable(processor=options.processor)
+        if options.device != "cpu":
+            torchmdla.enable(device=options.device)
     except ValueError as error:
         return report_failure(error)
     console, table, is_well = Console(markup=False, highlight=False), Table.grid(padding=(0, 2)), True
@@ -218,7 +220,11 @@ def _self_test() -> str:
     except AssertionError as error:
         raise CheckFailure(f"a small model computes something else than eager: {str(error).splitlines()[0]}") from None
     taken = f"after {stats.compile_seconds:.1f} s in the compiler"
-    return f"a small model runs compiled, {taken}, with the results of eager PyTorch"
+    devices = "".join(
+        f"; {name} ran {count.parts} parts of it in all calls, with {count.transfers} transfers of {count.bytes} bytes"
+        for name, count in stats.devices.items()
+    )
+    return f"a small model runs compiled, {taken}, with the results of eager PyTorch{devices}"
 
 
 CHECKS: Mapping[str, Callable[[], str]] = {
@@ -240,6 +246,7 @@ COMMAND = Command(
         argument(
             "--processor", default="native", metavar="NAME", help="native (default), x86-64-v2, x86-64-v3 or x86-64-v4"
         ),
+        argument("--device", default="cpu", metavar="NAME", help="the device of the model: cpu (default), or npu,cpu"),
         argument(
             "--calibrate", action="store_true", help="measure the machine's constants of the cost model, and keep them"
         ),

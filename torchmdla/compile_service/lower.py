@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmdla import devices
+from torchmdla.compile_service.versions import producers
 from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
@@ -60,14 +61,17 @@ class Origin:
     versions: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, program: Program) -> Origin | None:
-        """Return the origin of the device of ``program``; None if this process does not know the device."""
-        name = program.target.device
+    def all_of(cls, program: Program) -> list[Origin]:
+        """Return the origin of the device of ``program``, or of each of its parts; empty if it is not known here."""
         try:
-            device_class = type(devices.get(name))
+            parts = devices.parts_of(devices.get(program.target.device))
         except ValueError:
-            return None
-        return cls(name, device_class.__module__, device_class.__qualname__, program.versions)
+            return []
+        versions = [producers(part) for part in parts] if len(parts) > 1 else [program.versions]
+        return [
+            cls(part.name, type(part).__module__, type(part).__qualname__, version)
+            for part, version in zip(parts, versions, strict=True)
+        ]
 
     @property
     def is_importable(self) -> bool:

@@ -16,8 +16,9 @@ from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compile_service.service import default_service
 from torchmdla.compiler.checksummed import Format
 from torchmdla.compiler.records import Constant, Record, option_of, option_of_machine
-from torchmdla.devices.capabilities import HostProcessor, Tuning
-from torchmdla.devices.device import Device
+from torchmdla.devices import parts_of
+from torchmdla.devices.capabilities import Composition, HostProcessor, Tuning
+from torchmdla.devices.device import Device, Node, NodeTypes
 from torchmdla.support import logs
 from torchmdla.version import __version__
 
@@ -91,8 +92,13 @@ class Records:
         return self._cache.info().problem
 
 
-def options_for(device: Device) -> tuple[tuple[str, str], ...]:
-    """Return the program options for ``device`` that contain the measurements of this machine."""
+def options_for(device: Device, calls: Iterable[tuple[int, Node, NodeTypes]] = ()) -> tuple[tuple[str, str], ...]:
+    """Return the program options for ``device``: measurements of this machine, and what a composition knows of calls.
+
+    ``calls`` are those of the program (:meth:`torchmdla.devices.Composition.program_options`).
+    """
+    if isinstance(device, Composition):
+        return device.program_options(calls, [options_for(part) for part in device.components])
     return Records(device).options if isinstance(device, Tuning) and device.machine else ()
 
 
@@ -147,7 +153,7 @@ class StoredComparison:
 
     def __init__(self, device: Device, program: str, threads: int, magnitude: int) -> None:
         versions = __version__, metadata.version("torch")
-        host = device.host_identity if isinstance(device, HostProcessor) else ""
+        host = " ".join(part.host_identity for part in parts_of(device) if isinstance(part, HostProcessor))
         identity = "speed", *versions, device.name, host, program, str(threads), str(magnitude)
         self._key = hashlib.sha256("\n".join(identity).encode()).hexdigest()
         self._cache = default_service().cache
@@ -180,8 +186,13 @@ _HOST_FORMAT = Format(b"mdla-host\n", 1, "a description of a machine", "it is ma
 _loaded_hosts: set[str] = set()
 
 
-def load_host(device: Device) -> None:
-    """Give ``device`` the stored description of this machine, or compute and store the description."""
+def load_hosts(device: Device) -> None:
+    """Give ``device``, or each of its parts, the stored description of this machine, or compute and store it."""
+    for part in parts_of(device):
+        _load_host(part)
+
+
+def _load_host(device: Device) -> None:
     if device.name in _loaded_hosts or not isinstance(device, HostProcessor) or not device.host_identity:
         return
     _loaded_hosts.add(device.name)

@@ -153,8 +153,7 @@ class CompilerService:
 
     def compiles_in_process(self, program: Program) -> bool:
         """Return whether the calling thread itself compiles ``program``."""
-        origin = Origin.of(program)
-        return self.in_process or (origin is not None and not origin.is_importable)
+        return self.in_process or not all(origin.is_importable for origin in Origin.all_of(program))
 
     def statistics(self) -> dict[str, float]:
         """Return the counters. ``seconds`` is the time spent compiling, failures included."""

@@ -10,6 +10,7 @@ from functools import lru_cache
 from importlib import machinery, metadata
 from pathlib import Path
 
+from torchmdla.devices import parts_of
 from torchmdla.devices.device import Device
 
 # Packages with the LLVM that makes code: for this machine's architecture, and for others.
@@ -24,7 +25,8 @@ def producers(device: Device) -> tuple[tuple[str, str], ...]:
     The version of torchmdla is a hash of its compiler sources, so that a changed working copy does not reuse old
     artifacts. The version of a package that defines a device also contains a hash of its sources.
     """
-    packages = {_package_of(cls.__module__) for cls in type(device).__mro__} - {"torchmdla", "builtins", "abc"}
+    classes = {cls for part in parts_of(device) for cls in type(part).__mro__}
+    packages = {_package_of(cls.__module__) for cls in classes} - {"torchmdla", "builtins", "abc"}
     foreign = [(package, _version_of(package)) for package in sorted(packages)]
     device_version = [(device.name, device.version)] if device.version else []
     return (*_torchmdla(), *foreign, *device_version)

@@ -216,10 +216,9 @@ class Worker:
         if not self._ready:
             self._expect("ready", until)
         self._errors.clear()
-        origin = Origin.of(program)
         request = {
             "kind": "compile",
-            "device": origin and astuple(origin),
+            "devices": list(map(astuple, Origin.all_of(program))),
             "folder": folder and str(folder),
             "nice": max(0, niceness - self.niceness),
             "trace": trace.is_on(),

@@ -181,10 +181,10 @@ def _compile(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], byte
     from torchmdla.compile_service.lower import Origin, as_compile_error, lower
     from torchmdla.compiler.program import Program
 
-    device, folder = request["device"], request["folder"]
+    folder = request["folder"]
     try:
-        if device is not None:
-            Origin(*device).register()
+        for origin in request["devices"]:
+            Origin(*origin).register()
         return {"kind": "artifact"}, lower(Program.from_json(body.decode()), folder and Path(folder)).to_bytes()
     except Exception as error:
         return {"kind": "error", **as_compile_error(error).fields()}, b""

@@ -75,6 +75,25 @@ class KernelCall:
 
 
 @dataclass(frozen=True)
+class DevicePart:
+    """Part of a program that runs on one of several devices, in the order in which they run.
+
+    Attributes:
+        device: name of the device.
+        nodes: numbers of the group's nodes that it computes.
+        transfers: number of tensors that move between the memory of the device and that of the host in a call.
+        bytes: bytes of these tensors.
+        reasons: pairs of a node's number and why it does not run on the first device.
+    """
+
+    device: str
+    nodes: tuple[int, ...]
+    transfers: int
+    bytes: Count
+    reasons: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Description of the object code for a loader.
 
@@ -96,6 +115,7 @@ class Manifest:
         fault: function that returns why the code has failed, if it can fail where eager PyTorch would not
             (:class:`torchmdla.devices.device.LoadedCode`).
         kernels: calls of kernels in the entry, by the numbers that it passes to ``mdla_begin_kernel``.
+        parts: parts on several devices; empty for code of one device.
         statistics: times (seconds) and counts of the compilation, for debugging.
     """
 
@@ -113,6 +133,7 @@ class Manifest:
     device_calls: tuple[str, ...] = ()
     fault: str = ""
     kernels: tuple[KernelCall, ...] = ()
+    parts: tuple[DevicePart, ...] = ()
     statistics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -139,6 +160,12 @@ class Manifest:
                     k["is_result"],
                 )
                 for k in description["kernels"]
+            ),
+            "parts": tuple(
+                DevicePart(
+                    p["device"], tuple(p["nodes"]), p["transfers"], _count(p["bytes"]), tuple(map(tuple, p["reasons"]))
+                )
+                for p in description["parts"]
             ),
             "parameters": tuple(description["parameters"]),
             **{name: tuple(map(tuple, description[name])) for name in ("in_place", "releases")},

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_mlir import ir
@@ -63,15 +63,25 @@ def hide(module: ir.Module) -> list[Any]:
     return hidden
 
 
-def restore(module: ir.Module, hidden: list[Any]) -> None:
-    """Replace the arguments that :func:`hide` has added, in linalg on tensors and in place, by constants."""
+def restore(
+    module: ir.Module,
+    hidden: list[Any],
+    constant: Callable[[Any], Any] = lambda value: arith.ConstantOp(value.type, value).result,
+) -> None:
+    """Replace the arguments that :func:`hide` has added, after the lowering and in place, by constants.
+
+    Args:
+        module: the module.
+        hidden: the values of :func:`hide`.
+        constant: function that returns the constant tensor of a value, in linalg on tensors by default.
+    """
     function = forward_of(module)
     block = function.regions[0].blocks[0]
     with ir.InsertionPoint.at_block_begin(block), ir.Location.unknown():
         for value in reversed(hidden):
             argument = list(block.arguments)[-1]
             if next(iter(argument.uses), None) is not None:
-                argument.replace_all_uses_with(arith.ConstantOp(value.type, value).result)
+                argument.replace_all_uses_with(constant(value))
             block.erase_argument(len(block.arguments) - 1)
     _update_type(function)
 

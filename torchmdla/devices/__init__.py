@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from torchmdla.devices.capabilities import (
     Arithmetic,
+    Asynchronous,
     CallSelection,
+    Composition,
+    CostModel,
     CrossCompilation,
     HostProcessor,
     Legalisation,
@@ -16,27 +22,48 @@ from torchmdla.devices.capabilities import (
     Tuning,
 )
 from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpKind, OpSupport, TensorType
+from torchmdla.devices.levels import Layouts, LegalProgram, Level
+from torchmdla.devices.quantisation import (
+    QUANTISED_FORMS,
+    Quantisation,
+    QuantisedPattern,
+    QuantisedType,
+    quantised_patterns_of,
+)
+from torchmdla.version import __version__
 
 __all__ = [
+    "QUANTISED_FORMS",
     "Arithmetic",
+    "Asynchronous",
     "CallSelection",
+    "Composition",
+    "CostModel",
     "CrossCompilation",
     "Device",
     "HostProcessor",
+    "Layouts",
+    "LegalProgram",
     "Legalisation",
+    "Level",
     "LibraryLoading",
     "LoadedCode",
     "Node",
     "NodeTypes",
     "OpKind",
     "OpSupport",
+    "Quantisation",
+    "QuantisedPattern",
+    "QuantisedType",
     "TensorType",
     "Tuning",
     "address_of_call",
     "get",
     "in_use",
     "names",
+    "parts_of",
     "precision_of",
+    "quantised_patterns_of",
     "register",
     "require",
     "use",
@@ -44,10 +71,25 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
 
-CAPABILITIES = (Arithmetic, CallSelection, CrossCompilation, HostProcessor, Legalisation, LibraryLoading, Tuning)
+CAPABILITIES = (
+    Arithmetic,
+    Asynchronous,
+    CallSelection,
+    Composition,
+    CostModel,
+    CrossCompilation,
+    HostProcessor,
+    Legalisation,
+    LibraryLoading,
+    Quantisation,
+    Tuning,
+)
 
 # Built-in devices, imported at the first use.
 _BUILT_IN = {"cpu": "torchmdla.devices.cpu:CpuDevice", "mdla": "torchmdla.devices.mdla:MdlaDevice"}
+
+# Class of several devices that share programs, whose name is a list of theirs.
+_COMPOSED = "torchmdla.devices.heterogeneous:HeterogeneousDevice"
 
 Capability = TypeVar("Capability")
 
@@ -74,8 +116,8 @@ def register(device: Device) -> None:
             )
     if hasattr(type(device), "supports"):
         raise TypeError(
-            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and return the "
-            "reason of a refusal from refusal(node, types)"
+            f"device {device.name!r} has 'supports': inherit from torchmdla.devices.CallSelection, and let "
+            "refusal(node, types) return why a call is refused"
         )
     _devices[device.name] = device
 
@@ -100,10 +142,12 @@ def get(name: str) -> Device:
     """Return the device registered under ``name``.
 
     A device is built in, registered by :func:`register`, or defined by an entry point. A name with a colon is a class
-    to import, ``"acme.npu:Npu"``, which does not need a registration.
+    to import, ``"acme.npu:Npu"``, which does not need a registration. Names with commas between them, ``"npu,cpu"``,
+    are the device that divides each program between these devices (:mod:`torchmdla.devices.heterogeneous`).
 
     Raises:
-        ValueError: the device does not exist; the message lists the registered devices.
+        ValueError: the device does not exist; the message lists the registered devices. Or its package requires another
+            version of torchmdla.
     """
     if name not in _devices:
         _find(name)
@@ -143,9 +187,19 @@ def precision_of(device: Device) -> str | None:
     return device.precision if isinstance(device, Arithmetic) else None
 
 
+def parts_of(device: Device) -> tuple[Device, ...]:
+    """Return the devices that run the programs of ``device``: those of a :class:`Composition`, or itself."""
+    return device.components if isinstance(device, Composition) else (device,)
+
+
 def _find(name: str) -> None:
     if name in _BUILT_IN:
         register(_instantiate(_BUILT_IN[name]))
+        return
+    if "," in name:
+        device = _class_at(_COMPOSED)([get(part.strip()).name for part in name.split(",")])  # type: ignore[call-arg]
+        register(device)
+        _devices[name] = device
         return
     if ":" in name:
         device = _instantiate(name)
@@ -153,13 +207,40 @@ def _find(name: str) -> None:
         _devices[name] = device
         return
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        _check_version(entry)
         register(entry.load()())
         return
     raise ValueError(f"no device named {name!r}; registered devices: {', '.join(names())}")
 
 
+def _check_version(entry: EntryPoint) -> None:
+    """Check that the distribution of a device is for this version of torchmdla.
+
+    Raises:
+        ValueError: it requires another version.
+    """
+    for requirement in map(Requirement, (entry.dist and entry.dist.requires) or ()):
+        is_ours = canonicalize_name(requirement.name) == "torchmdla"
+        if entry.dist and is_ours and not requirement.specifier.contains(__version__, prereleases=True):
+            package = entry.dist.name
+            raise ValueError(
+                f"device {entry.name!r} of {package} {entry.dist.version} is for torchmdla{requirement.specifier}, and "
+                f"torchmdla {__version__} is installed: pip install --upgrade {package}, or pip install "
+                f"'{requirement.name}{requirement.specifier}'"
+            )
+
+
 def _instantiate(place: str) -> Device:
     """Return an instance of the class ``module:name``.
+
+    Raises:
+        ValueError: as for :func:`_class_at`.
+    """
+    return _class_at(place)()
+
+
+def _class_at(place: str) -> type[Device]:
+    """Return the class ``module:name``.
 
     Raises:
         ValueError: the class does not exist, or is not a subclass of Device.
@@ -171,4 +252,4 @@ def _instantiate(place: str) -> Device:
         raise ValueError(f"no device {place!r}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Device)):
         raise ValueError(f"no device {place!r}: it is not a subclass of torchmdla.devices.Device")
-    return cls()
+    return cls

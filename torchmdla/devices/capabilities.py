@@ -8,13 +8,15 @@ class documents.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
-from torchmdla.devices.device import LoadedCode, Node, NodeTypes
+from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes
+from torchmdla.devices.levels import Layouts, LegalProgram, Level, composite_ops_of
 from torchmdla.errors import CompileError
 
 # A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
@@ -31,9 +33,10 @@ class CallSelection(ABC):
     def refusal(self, node: Node, types: NodeTypes) -> str:
         """Return why a program must not contain this call, as ``"its depth is not a multiple of 16"``; empty if it may.
 
-        The method is called for every call of a group after the group's first run, before it is compiled. The group is
+        The method is called before a group is formed where types are known by then (``torch.compile``,
+        ``torch.export``), and before a group is compiled, with the types of its first run. The group is formed and
         compiled without the calls that are refused, and reports contain the reason. The method must be fast and
-        deterministic.
+        deterministic. An exception is a refusal, with the exception as the reason.
         """
 
 
@@ -58,16 +61,63 @@ class Arithmetic(ABC):  # noqa: B024 (each member has a default)
         return False
 
 
-class Legalisation(ABC):
-    """Form of the programs that a device gets. Default: the operators that the importer decomposes are decomposed."""
+class Asynchronous(ABC):  # noqa: B024 (its member has a default)
+    """Execution beside the program: an entry may return before its results are in host memory.
+
+    Loaded code then has ``wait`` and ``forget`` (:class:`torchmdla.devices.LoadedCode`). In TorchScript, the program
+    continues after such an entry, and waits before anything but a group of the same device reads the results. Results
+    that only such groups read stay in the memory of the device. Other frontends wait before a call returns.
+
+    Default: the results are in host memory when the entry returns.
+    """
 
     @property
-    @abstractmethod
+    def leaves_results_pending(self) -> bool:
+        """Return whether the program continues before the results are in host memory.
+
+        If false, each call waits, which is simpler to debug.
+        """
+        return True
+
+
+class Legalisation(ABC):  # noqa: B024 (each member has a default)
+    """Form of the programs that a device gets.
+
+    Default: the Torch dialect, in which the operators that the importer decomposes are decomposed.
+    """
+
+    @property
     def composite_ops(self) -> frozenset[str]:
         """Return the operators that the importer must not decompose, by schema name with overload.
 
-        The device has an operation of its own for each of them.
+        The device has an operation of its own for each of them. Default: those for which its :attr:`level` has one.
         """
+        return composite_ops_of(self.level)
+
+    @property
+    def level(self) -> Level:
+        """Return the level of the programs that the device lowers."""
+        return "torch"
+
+    @property
+    def layouts(self) -> Layouts:
+        """Return the layouts that the device prefers at its level."""
+        return Layouts()
+
+    def legalise(self, program: Program) -> LegalProgram:
+        """Return ``program`` at the device's level with its layouts, in MLIR's current context.
+
+        :meth:`torchmdla.devices.Device.lower` calls it::
+
+            with torchmdla.compiler.mlir.new_context(), torch_mlir.ir.Location.unknown():
+                legal = self.legalise(program)
+
+        Raises:
+            CompileError: the level does not have an operation of the program. The group is then compiled around it.
+        """
+        from torchmdla.devices.levels.legalise import legalise
+
+        return legalise(program, self.level, self.layouts)
 
 
 class HostProcessor(ABC):
@@ -179,7 +229,17 @@ class LibraryLoading(ABC):
             )
         except _C.DeviceLibraryError as error:
             raise CompileError(str(error)) from error
-        return LoadedCode(code.entry, code.packs, code, code.workspace, code.releases, code.fault)
+        return LoadedCode(
+            code.entry,
+            code.packs,
+            code,
+            code.workspace,
+            code.releases,
+            code.fault,
+            code.context,
+            code.wait,
+            code.forget,
+        )
 
 
 class Tuning(ABC):
@@ -225,4 +285,52 @@ class Tuning(ABC):
 
         Raises:
             CompileError: the program cannot be compiled.
+        """
+
+
+class CostModel(ABC):
+    """Estimates of time, which determine the calls that are worth their transfers.
+
+    Default: a call is worth a group by its kind (:class:`torchmdla.devices.OpSupport`), and transfers are free.
+
+    The times are in seconds on this machine. Errors by a constant factor matter only in comparisons with other devices.
+    """
+
+    @abstractmethod
+    def call_seconds(self, node: Node, types: NodeTypes) -> float:
+        """Return the time of a call in a group, without transfers. It must be finite and not negative."""
+
+    @property
+    def launch_seconds(self) -> float:
+        """Return the time that each run of a group takes besides its calls and transfers."""
+        return 0.0
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Return the time of a transfer of an empty tensor between the device's memory and the host's."""
+        return 0.0
+
+    @property
+    def transfer_bandwidth(self) -> float:
+        """Return the bytes that are transferred in a second."""
+        return math.inf
+
+
+class Composition(ABC):
+    """Device that runs parts of its programs on other devices. Default: a device runs its programs itself."""
+
+    @property
+    @abstractmethod
+    def components(self) -> tuple[Device, ...]:
+        """Return the devices, in order of preference."""
+
+    @abstractmethod
+    def program_options(
+        self, calls: Iterable[tuple[int, Node, NodeTypes]], measured: Sequence[tuple[tuple[str, str], ...]]
+    ) -> tuple[tuple[str, str], ...]:
+        """Return the options of a program, which contain what ``lower`` knows of its calls.
+
+        Args:
+            calls: the calls of the group: the number of the node, which locations in the program have, and its types.
+            measured: the options of a program for each of the devices (:class:`Tuning`).
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from torchmdla.compiler.artifact import Artifact
@@ -34,14 +35,33 @@ class OpSupport:
 
 @dataclass(frozen=True)
 class TensorType:
-    """Type of a tensor in a run: torch's name of the dtype (``"float32"``), and its sizes."""
+    """Type of a tensor in a run.
+
+    Attributes:
+        dtype: torch's name of the dtype (``"float32"``).
+        shape: the sizes.
+        strides: in elements, as ``Tensor.stride()``. Default: those of a contiguous tensor.
+    """
 
     dtype: str
     shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.strides:
+            steps = accumulate(reversed(self.shape[1:]), lambda step, size: step * max(size, 1), initial=1)
+            object.__setattr__(self, "strides", tuple(steps)[::-1] if self.shape else ())
 
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Return whether the elements are in the order of the dimensions, without gaps."""
+        contiguous = TensorType(self.dtype, self.shape).strides
+        places = zip(self.shape, self.strides, contiguous, strict=True)
+        return 0 in self.shape or all(size == 1 or stride == expected for size, stride, expected in places)
 
 
 @dataclass(frozen=True)
@@ -90,6 +110,13 @@ class LoadedCode:
         fault: address of ``const char *fault(void)``, for a device that can fail where eager PyTorch would not; 0 for
             other devices. The function returns why the entry or a pack has just failed on the calling thread, with the
             name of the device's call. An empty text means that PyTorch's own error is due.
+        context: address that the entry and the packs get in place of the workspace, so that programs can share one
+            entry; 0 for none. ``owner`` keeps it valid.
+        wait: address of ``int32_t wait(void *result)``, for a device whose entry may return before its results are in
+            host memory; 0 for other devices. The function copies the result at this address to host memory and returns
+            0, or another status if the device failed. It returns 0 at once for other addresses.
+        forget: address of ``void forget(void *result)``. The runtime calls it instead of ``wait`` for a result that is
+            freed before it was read. Set if ``wait`` is set.
     """
 
     entry: int
@@ -98,6 +125,9 @@ class LoadedCode:
     workspace: int = 0
     releases: tuple[int, ...] = ()
     fault: int = 0
+    context: int = 0
+    wait: int = 0
+    forget: int = 0
 
 
 class Device(ABC):

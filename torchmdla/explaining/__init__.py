@@ -16,10 +16,18 @@ from torchmdla.explaining.graphs import graph_of_group, with_times
 from torchmdla.explaining.machine import peak
 from torchmdla.explaining.profile import events_of, run_outside
 from torchmdla.explaining.program import Program, is_step, model_name
-from torchmdla.explaining.reasons import Reasons, Snapshot, reason_of
+from torchmdla.explaining.reasons import Reasons, Snapshot, reason_of, reasons_by_line
 from torchmdla.explaining.recording import Recording
 from torchmdla.report.explanation import Explanation, Group, Reason
-from torchmdla.report.groups import explain_group, groups_called_since, programs_of, reset_times, timed_ops, weights_of
+from torchmdla.report.groups import (
+    explain_group,
+    groups_called_since,
+    moved_ops,
+    programs_of,
+    reset_times,
+    timed_ops,
+    weights_of,
+)
 from torchmdla.report.observing import time_calls
 from torchmdla.support import logs, trace
 
@@ -139,6 +147,7 @@ class _Measurement:
             lasting = Counter(group.fallbacks) - passed[report["number"]]
             reasons += [reason_of("call", text, group.fallbacks[text]) for text in lasting]
             reasons += [reason_of("sizes", text, count) for text, count in group.not_dynamic.items()]
+        reasons += reasons_by_line("device", moved_ops(called))
         ops = sum(timed_ops(report) for report in called) // calls
         is_new = any(report["number"] not in before.calls for report in called)
         return cls(calls, seconds, called, groups, ops, reasons, is_new)

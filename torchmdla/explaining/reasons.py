@@ -61,9 +61,9 @@ class Reasons:
         """Return all reasons, those of the slowest operators first."""
         now = Snapshot.now()
         reasons = [
-            *self._group_reasons("operator", self._program_counts(now.ungrouped, self._before.ungrouped)),
-            *self._group_reasons("left out", self._program_counts(now.left_out, self._before.left_out)),
-            *self._group_reasons("not compiled", self._program_counts(now.failed, self._before.failed)),
+            *reasons_by_line("operator", self._program_counts(now.ungrouped, self._before.ungrouped)),
+            *reasons_by_line("left out", self._program_counts(now.left_out, self._before.left_out)),
+            *reasons_by_line("not compiled", self._program_counts(now.failed, self._before.failed)),
         ]
         # Groups leave views that no group needs and sizes to eager PyTorch without a reason.
         table = devices.get(devices.in_use()).ops
@@ -94,15 +94,16 @@ class Reasons:
             known = {entry: count for entry, count in now.items() if base_of(entry.op) in searched}
         return Counter({**new, **known})
 
-    def _group_reasons(self, kind: str, counts: Counter[Ungrouped]) -> list[Reason]:
-        """Return one reason for each operator and reason text."""
-        sources: dict[tuple[str, str], dict[str, int]] = {}
-        for entry, count in counts.items():
-            sources.setdefault((entry.op, entry.reason), {})[entry.source] = count
-        return [
-            reason_of(kind, reason, sum(lines.values()), op, tuple(sorted(filter(None, lines))))
-            for (op, reason), lines in sources.items()
-        ]
+
+def reasons_by_line(kind: str, counts: Counter[Ungrouped]) -> list[Reason]:
+    """Return one reason for each operator and reason text."""
+    sources: dict[tuple[str, str], dict[str, int]] = {}
+    for entry, count in counts.items():
+        sources.setdefault((entry.op, entry.reason), {})[entry.source] = count
+    return [
+        reason_of(kind, reason, sum(lines.values()), op, tuple(sorted(filter(None, lines))))
+        for (op, reason), lines in sources.items()
+    ]
 
 
 def reason_of(kind: str, reason: str, count: int, op: str = "", sources: tuple[str, ...] = ()) -> Reason:

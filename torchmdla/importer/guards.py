@@ -110,12 +110,9 @@ def check_zero_points(emitter: Emitter, operands: Mapping[str, Any]) -> None:
     """Make a call fail if its zero points exceed 32 bits, in which compiled code computes with them.
 
     Raises:
-        CompileError: If a known zero point or a limit exceeds 32 bits.
+        CompileError: If a known zero point exceeds 32 bits.
     """
-    for name in ("zero_point", "quant_min", "quant_max"):
-        number = operands.get(name)
-        if isinstance(number, int) and abs(number) > _MAX_ZERO_POINT:
-            raise CompileError(f"{name} is beyond 32 bits, which is not supported", scope="place")
+    _check_known_limits(operands, "zero_point")
     points = operands.get("zero_point", operands.get("zero_points"))
     if isinstance(points, Value) and points.meta is not None and points.meta.dtype == torch.int64:
         limits = (("ge", -_MAX_ZERO_POINT), ("le", _MAX_ZERO_POINT))
@@ -123,12 +120,29 @@ def check_zero_points(emitter: Emitter, operands: Mapping[str, Any]) -> None:
         _check_all(emitter, bounds, "a zero point is beyond 32 bits")
 
 
+def check_quantisation(emitter: Emitter, operands: Mapping[str, Any]) -> None:
+    """Check the zero points of a quantisation, and the limits to which it clamps.
+
+    Raises:
+        CompileError: If a known zero point or a limit exceeds 32 bits.
+    """
+    _check_known_limits(operands, "quant_min", "quant_max")
+    check_zero_points(emitter, operands)
+
+
+def _check_known_limits(operands: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        number = operands.get(name)
+        if isinstance(number, int) and abs(number) > _MAX_ZERO_POINT:
+            raise CompileError(f"{name} is beyond 32 bits, which is not supported", scope="place")
+
+
 def check_scale(emitter: Emitter, operands: Mapping[str, Any]) -> None:
     """Make a quantisation fail for a scale of 0, and check its zero points.
 
     Eager divides by the scale as a Python number.
     """
-    check_zero_points(emitter, operands)
+    check_quantisation(emitter, operands)
     _check_all(emitter, [_compare(emitter, "ne", operands["scale"], 0)], "division by zero")
 
 

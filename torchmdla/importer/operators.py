@@ -498,7 +498,12 @@ _QUANTISED: Mapping[str, Decomposition] = {
     "dequantize_per_channel_group": quantisation.dequantize_per_channel_group,
     "dequantize_per_token": quantisation.dequantize_per_token,
 }
-_CHECKS_OF_QUANTISED: Mapping[str, Check] = {"quantize_per_tensor.tensor": guards.check_scale}
+_CHECKS_OF_QUANTISED: Mapping[str, Check] = {
+    "quantize_per_tensor": guards.check_quantisation,
+    "quantize_per_tensor.tensor": guards.check_scale,
+    "quantize_per_channel": guards.check_quantisation,
+    "quantize_per_token": guards.check_quantisation,
+}
 _QUANTISATION: list[Row] = [
     *(
         (

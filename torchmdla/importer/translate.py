@@ -62,15 +62,23 @@ def _write_empty_results(call: OpCall) -> Results:
 def _omit_zeros(call: OpCall) -> Results:
     """Write the call without an optional tensor of zeros."""
     zeros = call.named_operands.get(call.operator.omits_zeros)
-    if not isinstance(zeros, Value) or zeros.meta is None or zeros.meta.bits != ZEROS:
+    if (
+        call.name in call.emitter.options.composite_ops
+        or not isinstance(zeros, Value)
+        or zeros.meta is None
+        or zeros.meta.bits != ZEROS
+    ):
         return None
     guards.check_zeros(call.emitter, zeros)
     return replace(call, operands=[None if operand is zeros else operand for operand in call.operands]).write()
 
 
 def _write_checks(call: OpCall) -> Results:
-    """Write the operator's check of values, and leave the call to the next strategy."""
-    if call.operator.check is not None:
+    """Write the operator's check of values, and leave the call to the next strategy.
+
+    A device that has an operator whole checks its values itself.
+    """
+    if call.operator.check is not None and call.name not in call.emitter.options.composite_ops:
         call.operator.check(call.emitter, _operands_by_name(call))
     return None
 

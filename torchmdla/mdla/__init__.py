@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from torchmdla.devices.mdla.options import include_path, library_path
 from torchmdla.devices.mdla.program_file import DamagedProgram
-from torchmdla.mdla.comparison import Comparison, LayerError, compare
+from torchmdla.mdla.comparison import compare
 from torchmdla.mdla.costs import LayerReport, Report, report
 from torchmdla.mdla.files import LoadedProgram, load, save
 from torchmdla.mdla.formats import Calibration, LayerFormat, calibrate
+from torchmdla.quantisation.comparison import Comparison, LayerError
 
 __all__ = [
     "Calibration",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import nn
 
 from torchmdla import api, devices
 from torchmdla.devices.mdla.options import Options
@@ -27,24 +25,6 @@ def options_with(changes: Mapping[str, Any]) -> Options:
     return Options.of(
         {**in_use, **{name: value for name, value in changes.items() if value is not None}}
     ).with_library()
-
-
-def arguments_of(inputs: Any) -> tuple[Any, ...]:
-    """Return the arguments of a call; ``inputs`` is a tuple or list of them, or the only one."""
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-
-
-def positions_of(model: Any) -> int | None:
-    """Return the largest number of positional arguments of a model, or None for any number."""
-    if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        function: Any = model.forward if isinstance(model, torch.jit.ScriptModule) else model
-        return len(function.schema.arguments) - isinstance(model, torch.jit.ScriptModule)
-    parameters = inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters.values()
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return None
-    return sum(
-        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
-    )
 
 
 def record_calls(model: Any, inputs: Sequence[Any], run: Run) -> tuple[Any, list[Call]]:

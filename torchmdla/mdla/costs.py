@@ -8,9 +8,10 @@ from typing import Any
 from rich.table import Table
 
 from torchmdla.devices.mdla.network import Network
-from torchmdla.mdla.calls import arguments_of, options_with, record_calls
+from torchmdla.mdla.calls import options_with, record_calls
 from torchmdla.mdla.measuring import Networks, figures
-from torchmdla.mdla.printed import Printable, new_table, sizes_text
+from torchmdla.quantisation.data import arguments_of
+from torchmdla.report.printed import Printable, new_table, sizes_text
 
 
 @dataclass(frozen=True)

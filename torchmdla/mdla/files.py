@@ -16,10 +16,11 @@ from torch.utils import _pytree as pytree
 from torchmdla.devices.mdla.network import Network
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.program_file import DamagedProgram, ProgramFile
-from torchmdla.mdla.calls import arguments_of, copy_of, options_with
+from torchmdla.mdla.calls import copy_of, options_with
 from torchmdla.mdla.costs import Report, report_of
 from torchmdla.mdla.measuring import Networks
 from torchmdla.mdla.recording import Call, recording
+from torchmdla.quantisation.data import arguments_of
 from torchmdla.structures import parse_structure
 from torchmdla.support.files import atomic_write
 

@@ -11,10 +11,11 @@ from rich.table import Table
 from tqdm import tqdm
 
 from torchmdla.devices.mdla import calibration
-from torchmdla.mdla.calls import arguments_of, check_any, copy_of, options_with, positions_of
+from torchmdla.mdla.calls import check_any, copy_of, options_with
 from torchmdla.mdla.measuring import FLOAT, Networks, figures
-from torchmdla.mdla.printed import Printable, new_table, sizes_text
 from torchmdla.mdla.recording import Group, recording
+from torchmdla.quantisation.data import arguments_of, batches_of, positions_of
+from torchmdla.report.printed import Printable, new_table, sizes_text
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,11 @@ def calibrate(model: Any, data: Iterable[Any], *, batches: int | None = None, **
     chosen = replace(options_with(options), precision="variable")
     groups: dict[tuple[str, bytes], Group] = {}
     samples = 0
+    taken = positions_of(model)
     with Networks(FLOAT) as networks, recording(networks.run) as recorder, torch.no_grad():
         scripted = None
-        for inputs in _batches(model, data, batches):
+        for batch in batches_of(data, batches, "calibrating"):
+            inputs = arguments_of(batch)[:taken]
             if scripted is None:
                 scripted = copy_of(model, inputs)
             calls = recorder.calls_of(scripted, inputs)[1]
@@ -86,8 +89,6 @@ def calibrate(model: Any, data: Iterable[Any], *, batches: int | None = None, **
                 calibration.add_sample(call.group.program, call.inputs)
                 groups[call.group.program.model_key, call.group.model] = call.group
             samples += len(calls)
-    if scripted is None:
-        raise ValueError("there is nothing to calibrate with: no batches")
     check_any(groups)
     layers: list[LayerFormat] = []
     with Networks(chosen) as networks:
@@ -99,12 +100,3 @@ def calibrate(model: Any, data: Iterable[Any], *, batches: int | None = None, **
                 for figure in figures(networks.network(group))
             ]
     return Calibration(samples, tuple(layers))
-
-
-def _batches(model: Any, data: Iterable[Any], batches: int | None) -> Iterable[tuple[Any, ...]]:
-    taken = positions_of(model)
-    bar = tqdm(data, desc="torchmdla: calibrating", unit="batch", disable=None, leave=False)
-    for number, batch in enumerate(bar):
-        if number == batches:
-            return
-        yield arguments_of(batch)[:taken]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchmdla.devices.levels.onnx.weights import Array
 from torchmdla.devices.mdla import calibration, compiling
 from torchmdla.devices.mdla.network import Network
 from torchmdla.devices.mdla.options import EMULATOR, Options
-from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 from torchmdla.mdla.recording import Group
 
@@ -110,7 +110,7 @@ def _with_all_outputs(model: bytes) -> tuple[bytes, list[tuple[str, str]], list[
     """
     import onnx
 
-    from torchmdla.devices.mdla.onnx_graph import sizes_of
+    from torchmdla.devices.levels.onnx.graph import sizes_of
 
     extended = onnx.load_from_string(model)
     infos = {info.name: info for info in (*extended.graph.value_info, *extended.graph.output)}

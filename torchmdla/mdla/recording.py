@@ -15,12 +15,12 @@ from torchmdla import api
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Target
 from torchmdla.devices.device import LoadedCode
+from torchmdla.devices.levels.onnx import Port as ProgramPort
+from torchmdla.devices.levels.onnx.weights import Array
 from torchmdla.devices.mdla import MdlaDevice
 from torchmdla.devices.mdla.device_program import DeviceProgram
-from torchmdla.devices.mdla.device_program import Port as ProgramPort
 from torchmdla.devices.mdla.loader import BEFORE_ARGUMENTS, FAILED, FUNCTION, Packer
 from torchmdla.devices.mdla.runtime_library import array_at
-from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 from torchmdla.support import forks
 

@@ -14,18 +14,13 @@ from torch_mlir.passmanager import PassManager
 from torchmdla.compiler import constants
 from torchmdla.compiler.mlir import convert_errors, located_text, run
 from torchmdla.compiler.program import Program, Target
+from torchmdla.devices.levels.legalise import PIPELINES
 from torchmdla.errors import CompileError
 from torchmdla.mlir.context import first_error, new_context
 
 # If the importer typed every value, inference of shapes and dtypes is not needed.
 _TYPED = "torch-function-to-torch-backend-pipeline{shape-dtype-refine=0}"
 _INFER_TYPES = "torch-function-to-torch-backend-pipeline"
-
-_PIPELINES: Mapping[str, str] = {
-    "linalg": "torch-backend-to-linalg-on-tensors-backend-pipeline",
-    "tosa": "torch-backend-to-tosa-backend-pipeline",
-    "stablehlo": "torch-backend-to-stablehlo-backend-pipeline",
-}
 
 
 def lower(text: str, output: str, is_typed: bool) -> str:
@@ -40,7 +35,7 @@ def lower(text: str, output: str, is_typed: bool) -> str:
         hidden = constants.hide(module) if output == "linalg" and is_typed else []
         with convert_errors(f"no lowering to {output} for this op and these types"):
             run(module, _TYPED if is_typed else _INFER_TYPES)
-            run(module, _PIPELINES[output])
+            run(module, PIPELINES[output])
         constants.restore(module, hidden)
         return located_text(module)
 

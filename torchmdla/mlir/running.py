@@ -189,4 +189,7 @@ def _executable(function: MlirFunction, loaded: devices.LoadedCode, artifact: An
             for index, spec in enumerate(function.results)
         ],
         fault=loaded.fault,
+        context=loaded.context,
+        wait=loaded.wait,
+        forget=loaded.forget,
     )

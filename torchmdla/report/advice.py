@@ -69,6 +69,8 @@ _SIZES = _rows(
 
 _ADVICE = _rows(
     (
+        ("", "^it runs on device", "nothing: it runs compiled, on another device than the first"),
+        ("", "^it is not worth device", 'nothing, or name a second device: torchmdla.enable(device="npu,cpu")'),
         ("^prim::PythonOp", "", "write it in TorchScript: Python runs between compiled groups"),
         (
             "nonzero|masked_select|unique|bincount|argwhere",

@@ -118,6 +118,23 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a specialisation that runs on one of several devices, in the order in which they run.
+
+    Attributes:
+        device: name of the device.
+        ops: operator → number of its occurrences.
+        transfers: tensors that move between the memory of the device and that of the host in a call, without weights.
+        bytes: bytes of these tensors; 0 if sizes vary and no call has been timed.
+    """
+
+    device: str
+    ops: dict[str, int]
+    transfers: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Specialisation:
     """A group compiled for the types of its inputs, or the reason why it is not compiled.
 
@@ -134,6 +151,7 @@ class Specialisation:
         kernels: kernels of the code, in order. Kernels of code that ran have times.
         key: name of the program in logs and in ``TORCHMDLA_DUMP``'s folders; empty without code.
         comparisons: comparisons with PyTorch's operators, one for each number of threads and magnitude of sizes.
+        parts: parts on several devices; empty for code of one device.
     """
 
     inputs: tuple[str, ...]
@@ -147,6 +165,7 @@ class Specialisation:
     kernels: tuple[Kernel, ...]
     key: str = ""
     comparisons: tuple[Comparison, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,8 +236,9 @@ class Reason:
 
     Attributes:
         kind: ``"operator"``, outside of groups; ``"left out"``, an operator of a group that could not be compiled with
-            it; ``"not compiled"``, a group that failed because of the operator; ``"call"``, of a group that ran in
-            PyTorch's interpreter; or ``"sizes"``, which need other specialisations.
+            it; ``"device"``, an operator of a group that runs on another device than the first; ``"not compiled"``, a
+            group that failed because of the operator; ``"call"``, of a group that ran in PyTorch's interpreter; or
+            ``"sizes"``, which need other specialisations.
         op: the operator (``aten::nonzero``); empty for calls and sizes.
         reason: the reason itself.
         count: number of graphs with the operator outside, of specialisations without it, of calls, or of attempts.

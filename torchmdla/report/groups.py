@@ -11,11 +11,12 @@ import torch
 
 from torchmdla import _C
 from torchmdla.capture.specialise import Compiled, ops_of
+from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.compiler.artifact import Count, KernelCall
 from torchmdla.compiler.sizes import Size
 from torchmdla.importer.fx import name_of_call, source_of_node
 from torchmdla.importer.script_graph import convert_graph
-from torchmdla.report.explanation import Comparison, Graph, Group, Kernel, Specialisation
+from torchmdla.report.explanation import Comparison, Graph, Group, Kernel, Part, Specialisation
 
 # Nodes that the importer numbers but that compute nothing.
 _NO_OPS = frozenset({"prim::Constant", "prim::ListConstruct", "placeholder", "get_attr", "output"})
@@ -40,7 +41,7 @@ def reset_times(reports: Collection[_C.GroupReport]) -> None:
 
 def timed_ops(report: _C.GroupReport) -> int:
     """Return the number of operators that the timed calls of a group computed in compiled code."""
-    return sum(times.sums()["calls"] for times in _times_of(report)) * _ops(report).total()
+    return sum(times.sums()["calls"] for times in _times_of(report)) * ops_of_group(report).total()
 
 
 def activity_of(report: _C.GroupReport) -> GroupActivity:
@@ -108,7 +109,7 @@ def explain_group(
     return Group(
         name=report["name"],
         device=report["device"],
-        ops=dict(_ops(report).most_common()),
+        ops=dict(ops_of_group(report).most_common()),
         source=_source_in(report["subgraph"]),
         compiled_calls=report["compiled_calls"],
         recorded_calls=report["recorded_calls"],
@@ -158,7 +159,7 @@ def _comparisons(report: _C.SpecialisationReport) -> tuple[Comparison, ...]:
     )
 
 
-def _ops(report: _C.GroupReport) -> Counter[str]:
+def ops_of_group(report: _C.GroupReport) -> Counter[str]:
     """Return the operators of a group's subgraph."""
     subgraph = report["subgraph"]
     if isinstance(subgraph, torch._C.Graph):
@@ -197,6 +198,7 @@ def _specialisations(
                 kernels=_kernels(compiled, calls * seconds, numbers),
                 key=compiled.manifest.program,
                 comparisons=_comparisons(specialisation),
+                parts=_parts(compiled),
             )
         )
         earlier.append(inputs)
@@ -245,6 +247,30 @@ def _kernels(compiled: Compiled, whole_seconds: float, numbers: Mapping[int, int
             is_result=kernel.is_result,
         )
         for kernel, (_, least) in zip(compiled.manifest.kernels, sums["kernels"], strict=True)
+    )
+
+
+def _parts(compiled: Compiled) -> tuple[Part, ...]:
+    symbols = compiled.times.sums()["symbols"]
+    return tuple(
+        Part(
+            part.device,
+            dict(Counter(compiled.ops[node] for node in part.nodes).most_common()),
+            part.transfers,
+            _evaluate(part.bytes, symbols),
+        )
+        for part in compiled.manifest.parts
+    )
+
+
+def moved_ops(reports: Collection[_C.GroupReport]) -> Counter[Ungrouped]:
+    """Return the operators that run on another device than the first of several, with the reasons and counts."""
+    return Counter(
+        Ungrouped(compiled.ops[node], f"it runs on device {part.device!r}: {reason}", compiled.sources[node])
+        for report in reports
+        for compiled in executables_of(report)
+        for part in compiled.manifest.parts
+        for node, reason in part.reasons
     )
 
 

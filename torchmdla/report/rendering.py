@@ -127,9 +127,16 @@ def _specialisation(entry: data.Specialisation) -> Text:
     origin = (
         f"compiled in {entry.seconds:.2f} s" if entry.origin == "compiled" else f"found {_ORIGIN_TEXT[entry.origin]}"
     )
+    parts = "".join(map(_part, entry.parts))
     needs = f"{size_text(entry.packed_bytes)} of packed weights, {size_text(entry.workspace_bytes)} of workspace"
     kernels = count_text(len(entry.kernels), "kernel")
-    return Text(f"{what}\n    because of {entry.cause}; {origin}; {kernels}, {needs}{_comparisons(entry)}")
+    return Text(f"{what}\n    because of {entry.cause}; {origin}; {kernels}, {needs}{parts}{_comparisons(entry)}")
+
+
+def _part(part: data.Part) -> str:
+    ops = ", ".join(f"{op} × {count}" if count > 1 else op for op, count in part.ops.items())
+    moved = f"; {count_text(part.transfers, 'transfer')} of {size_text(part.bytes)}" if part.transfers else ""
+    return f"\n    on {part.device}: {ops}{moved}"
 
 
 def _comparisons(entry: data.Specialisation) -> str:

@@ -17,6 +17,21 @@ from torchmdla.report.groups import GroupActivity, activity_of
 
 
 @dataclass(frozen=True)
+class DeviceStatistics:
+    """Counts of a device that shares programs with others.
+
+    Attributes:
+        parts: runs of parts of programs.
+        transfers: tensors that moved between the memory of the device and that of the host, without weights.
+        bytes: bytes of these tensors.
+    """
+
+    parts: int
+    transfers: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class LazyStatistics:
     """Counts of PyTorch's lazy device.
 
@@ -87,6 +102,7 @@ class Statistics:
         speed_checks: comparisons of code with PyTorch's operators that were measured.
         speed_check_seconds: extra time that they took.
         replaced: specialisations whose code was replaced, because PyTorch's operators were faster.
+        devices: counts of each device of programs that several devices share (``device="npu,cpu"``).
         lazy: counts of the lazy device.
         memory: memory that is held.
         by_group: activity of each existing group that was called.
@@ -115,6 +131,7 @@ class Statistics:
     speed_check_seconds: float = 0.0
     replaced: int = 0
     store: StoreStatistics = field(default_factory=StoreStatistics)
+    devices: dict[str, DeviceStatistics] = field(default_factory=dict)
     lazy: LazyStatistics = LazyStatistics()
     memory: MemoryStatistics = MemoryStatistics()
     by_group: tuple[GroupActivity, ...] = field(default=(), repr=False)
@@ -141,6 +158,7 @@ _baseline: dict[str, float] = {}
 _store_baseline = StoreStatistics()
 _calls_baseline = {"compiled_calls": 0, "recorded_calls": 0}
 _eager_baseline: dict[str, int] = {}
+_devices_baseline: dict[str, tuple[int, int, int]] = {}
 _ungrouped_baseline: Counter[Ungrouped] = Counter()
 # Counts and activities of the groups that existed at the last reset.
 _counts_baseline: dict[int, tuple[int, int, int]] = {}
@@ -175,6 +193,7 @@ def stats() -> Statistics:
         speed_check_seconds=groups["speed_check_seconds"],
         replaced=groups["replaced"],
         store=service.default_service().store_statistics() - _store_baseline,
+        devices=_devices(),
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
         memory=MemoryStatistics(
             **_C.memory_use(),
@@ -193,6 +212,7 @@ def reset_stats() -> None:
     counted = _C.statistics()
     _calls_baseline.update(compiled_calls=counted["compiled_calls"], recorded_calls=counted["recorded_calls"])
     refusals.reset_counts()
+    _devices_baseline.update(_C.device_counts())
     _C.lazy_reset_statistics()
     _eager_baseline.update({name: _eager_baseline.get(name, 0) + count for name, count in _eager_calls().items()})
     _ungrouped_baseline.clear()
@@ -202,6 +222,16 @@ def reset_stats() -> None:
     _baseline.update(service.default_service().statistics())
     global _store_baseline
     _store_baseline = service.default_service().store_statistics()
+
+
+def _devices() -> dict[str, DeviceStatistics]:
+    since = {
+        device: tuple(
+            count - before for count, before in zip(counts, _devices_baseline.get(device, (0, 0, 0)), strict=True)
+        )
+        for device, counts in sorted(_C.device_counts().items())
+    }
+    return {device: DeviceStatistics(*counts) for device, counts in since.items() if any(counts)}
 
 
 def _activities() -> tuple[GroupActivity, ...]:

@@ -57,6 +57,11 @@ def _parts(statistics: Statistics) -> Iterator[RenderableType]:
             f"{time_text(statistics.speed_check_seconds)}, code of {count_text(statistics.replaced, 'specialisation')} "
             "replaced"
         )
+    for device, counts in statistics.devices.items():
+        yield Text(
+            f"device {device}: {count_text(counts.parts, 'part')} of programs run, "
+            f"{count_text(counts.transfers, 'transfer')} of {size_text(counts.bytes)}"
+        )
     if statistics.lazy.graphs or statistics.lazy.eager:
         yield Text(
             f"lazy device: {count_text(statistics.lazy.graphs, 'graph')}, {count_text(statistics.lazy.runs, 'run')}, "

@@ -48,6 +48,20 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
     return results
 
 
+def run_apart(work: Callable[[Item], Result], item: Item) -> list[Result]:
+    """Return the result of ``work``, done in a child if this process may have children; empty if the child died.
+
+    A crash of ``work`` then does not end this process. The result is pickled.
+    """
+    if _allotment is None:
+        return [work(item)]
+    child = _Child(work, item)
+    try:
+        return child.answer() or []
+    finally:
+        child.end()
+
+
 def _map_at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Do ``work`` with each item in a process of its own, the first one in this process."""
     first, *others = items

@@ -5,31 +5,38 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
+from torchmdla import devices
 from torchmdla.support.limits import size
-from torchmdla.testing import opinfo, programs
+from torchmdla.testing import opinfo, programs, samples
+from torchmdla.testing.baseline import Baseline, read_baseline, write_baseline
 from torchmdla.testing.checking import STATUSES
-from torchmdla.testing.frontends import FRONTENDS, NotAvailableError, check_device, variant_names
+from torchmdla.testing.device_use import declared_operators
+from torchmdla.testing.frontends import AUTOMATIC, FRONTENDS, NotAvailableError, check_device, variant_names
 from torchmdla.testing.record import Comparison, Record, compare_runs, write_table
+from torchmdla.testing.reporting import print_changes, print_tables, write_page
 from torchmdla.testing.runner import CheckedOutcome, Job, run
+from torchmdla.testing.samples import operator_of
+from torchmdla.testing.score import DEFINITION, score_of
 
-DESCRIPTION = """\
-Runs programs on a frontend and a device and compares all that can be seen of them with eager PyTorch: values, dtypes,
-sizes, strides, sharing of memory, inputs and buffers afterwards, gradients, steps of training. Each runs in one of
-several processes, so that a crash costs one program.
+DESCRIPTION = f"""\
+Runs programs on a device and compares all that can be seen of them with eager PyTorch: values, dtypes, sizes, strides,
+sharing of memory, inputs and buffers afterwards, gradients, steps of training. Each runs in one of several processes,
+so that a crash costs one program.
 
-Programs are those of torchmdla itself, with --programs those of another module, or with --opinfo the samples of
-PyTorch's operator database. What is known to fail is listed by name in torchmdla/testing/expected.py; a listed program
-that passes is an error, too."""
+Programs are samples of the device's operators and the programs of torchmdla itself, with --programs those of another
+module, or with --opinfo the samples of PyTorch's operator database. What is known to fail is listed by name in
+torchmdla/testing/expected.py; a listed program that passes is an error, too.
+
+{DEFINITION}"""
 
 _FRONTEND_LINES = [f"  {name:<12} {frontend.help}" for name, frontend in FRONTENDS.items()]
 _VARIANTS = [f"{name}:{variant}" for name, frontend in FRONTENDS.items() for variant in frontend.variants]
@@ -37,17 +44,21 @@ _VARIANTS = [f"{name}:{variant}" for name, frontend in FRONTENDS.items() for var
 EPILOG = f"""\
 frontends:
 {chr(10).join(_FRONTEND_LINES)}
+  {AUTOMATIC:<12} for each program the first variant that runs a part of it on the device
   One variant of a frontend by a colon: {", ".join(_VARIANTS)}.
 
 what a program ends as:
 {chr(10).join(f"  {status:<13} {meaning}" for status, meaning in STATUSES.items())}
 
 exit status:
-  0  every program ended as it should
-  1  some did not
+  0  every program ended as it should, and none regressed since --baseline
+  1  some did not, or regressed
   2  the command line is wrong, or a frontend or device is not there
 
 examples:
+  python -m torchmdla.testing --device acme.npu:Npu --quick
+  python -m torchmdla.testing --device acme.npu:Npu --html score.html --json score.jsonl
+  python -m torchmdla.testing --device acme.npu:Npu --baseline score.json --update-baseline
   python -m torchmdla.testing --frontend torchscript --filter conv --verbose
   python -m torchmdla.testing --frontend dynamo,export --jobs 4 --json results.jsonl --resume
   python -m torchmdla.testing --device mdla --options precision=fixed8,clusters=2 --filter conv
@@ -55,6 +66,10 @@ examples:
   python -m torchmdla.testing --programs packages_of_others.models --memory 6GiB --table docs/packages_of_others.md
   python -m torchmdla.testing --compare before.jsonl after.jsonl
 """
+
+
+# Seconds between two lines about the progress where standard error is not a terminal.
+_LINE_SECONDS = 60
 
 
 def parser() -> argparse.ArgumentParser:
@@ -67,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     result.add_argument(
-        "--frontend", "--road", default="torchscript", metavar="NAMES", help="frontends between commas; torchscript"
+        "--frontend", "--road", default=AUTOMATIC, metavar="NAMES", help=f"frontends between commas; {AUTOMATIC}"
     )
     result.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for; cpu")
     result.add_argument(
@@ -78,10 +93,12 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--skip", action="append", default=[], metavar="TEXT", help="no program with TEXT in its name")
     result.add_argument("--list", action="store_true", help="list the programs, run nothing")
+    result.add_argument(
+        "--quick", action="store_true", help="run one sample of each operator of the device, and no other programs"
+    )
     result.add_argument("--opinfo", action="store_true", help="run PyTorch's operator database instead")
     result.add_argument(
         "--programs",
-        default=programs.__name__,
         metavar="MODULE",
         help="run those of a module instead: it has PROGRAMS, by name, and programs(name, seed, limit) like "
         f"{programs.__name__}",
@@ -102,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
         "--samples",
         type=_positive,
         metavar="N",
-        help="of --opinfo: at most N of each operator and dtype, evenly spread",
+        help="at most N samples of each operator of the device; of --opinfo, of each operator and dtype, evenly spread",
     )
     result.add_argument(
         "--jobs", type=_positive, default=max(1, (os.cpu_count() or 2) // 2), metavar="N", help="processes at a time"
@@ -116,7 +133,20 @@ def parser() -> argparse.ArgumentParser:
         "--table", type=Path, metavar="FILE", help="write what programs end as behind the heading Results of a page"
     )
     result.add_argument(
-        "--json", type=_new_file, metavar="FILE", help="write outcomes here as they come, as JSON lines"
+        "--json",
+        type=_new_file,
+        metavar="FILE",
+        help="write outcomes here as they come, as JSON lines; the last is a summary",
+    )
+    result.add_argument("--html", type=_new_file, metavar="FILE", help="write the score and all outcomes as a page")
+    result.add_argument(
+        "--baseline",
+        type=_new_file,
+        metavar="FILE",
+        help="list the programs that were right on the device by FILE and are not",
+    )
+    result.add_argument(
+        "--update-baseline", action="store_true", help="of --baseline: write this run to FILE; regressions are accepted"
     )
     result.add_argument("--resume", action="store_true", help="of --json: run what FILE does not hold yet")
     result.add_argument(
@@ -134,51 +164,110 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line. Return its exit status."""
     command_line = parser()
     options = command_line.parse_args(arguments)
-    if options.resume and not options.json:
-        command_line.error("--resume needs --json FILE")
-    if options.compare:
-        try:
+    if problem := _contradiction(options):
+        command_line.error(problem)
+    try:
+        if options.compare:
             return _compare(compare_runs(*options.compare))
-        except (OSError, ValueError) as error:
-            command_line.error(str(error))
-    try:
-        chosen = variant_names(options.frontend)
-        check_device(options.device, options.options, chosen)
+        ways = variant_names(options.frontend)
+        check_device(options.device, options.options, ways)
         names = _names(options)
-    except NotAvailableError as error:
-        command_line.error(str(error))
-    if not names:
-        command_line.error("no program has such a name; --list shows all")
-    if options.list:
-        print("\n".join(names))
-        return 0
-    source = opinfo.__name__ if options.opinfo else options.programs
-    jobs = [
-        Job(source, name, way, options.device, options.seed, options.samples, options=options.options)
-        for way in chosen
-        for name in names
-    ]
-    console = Console(highlight=False)
-    try:
+        if options.list:
+            print("\n".join(name for _, name in names))
+            return 0
+        baseline = _baseline(options)
         record = Record(options.json, options.resume)
-    except ValueError as error:
+    except (NotAvailableError, OSError, ValueError) as error:
         command_line.error(str(error))
+    limit = 1 if options.quick else options.samples
+    jobs = [
+        Job(source, name, way, options.device, options.seed, limit, options=options.options)
+        for way in ways
+        for source, name in names
+    ]
     with record:
+        console = Console(highlight=False)
         _run(record.unfinished(jobs), record, options, console)
+        return _finish(record, options, [operator_of(name) for _, name in names], baseline, console)
+
+
+def _contradiction(options: argparse.Namespace) -> str:
+    """Return why the options do not fit together; empty if they do."""
+    if options.resume and not options.json:
+        return "--resume needs --json FILE"
+    if options.update_baseline and not options.baseline:
+        return "--update-baseline needs --baseline FILE"
+    if options.quick and (options.opinfo or options.programs):
+        return "--quick runs samples of the device's operators: leave --opinfo and --programs out"
+    return ""
+
+
+def _baseline(options: argparse.Namespace) -> Baseline:
+    """Return the baseline to compare with; an empty one if the file is to be written first.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it belongs to another command line.
+    """
+    empty = Baseline(devices.get(options.device).name, options.options, options.frontend)
+    if not options.baseline or (options.update_baseline and not options.baseline.exists()):
+        return empty
+    return read_baseline(options.baseline, empty)
+
+
+def _names(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the programs to run: the module that makes them, and their names.
+
+    Raises:
+        NotAvailableError: there are none, or a module, a dtype or a form is not available.
+    """
+    if options.opinfo:
+        sources = {opinfo.__name__: opinfo.names(options.dtype.split(","), options.forms.split(","))}
+    elif options.programs:
+        sources = {options.programs: list(_module_of(options.programs).PROGRAMS)}
+    else:
+        sources = {samples.__name__: samples.names(devices.get(options.device))}
+        if not options.quick:
+            # The samples have the calls of the family "operators", too, in the device's dtypes.
+            rest = [name for name, program in programs.PROGRAMS.items() if program.family != "operators"]
+            sources[programs.__name__] = rest
+    selected = [
+        (source, name)
+        for source, names in sources.items()
+        for name in names
+        if _is_selected(name, options.filter, options.skip)
+    ]
+    if not selected:
+        raise NotAvailableError("no program has such a name; --list shows all")
+    return selected
+
+
+def _finish(
+    record: Record, options: argparse.Namespace, sampled: Sequence[str], baseline: Baseline, console: Console
+) -> int:
+    """Report the outcomes. Return the exit status."""
     results = record.results()
-    _report(results, console)
+    outcomes = [result.outcome for result in results]
+    device = devices.get(options.device)
+    score = score_of(device.name, filter(None, sampled), outcomes)
+    record.add_summary(
+        {"device": device.name, "options": options.options, "frontend": options.frontend, **score.to_dict()}
+    )
+    print_tables(results, score, console)
+    changes = None
+    if options.baseline and options.baseline.exists():
+        changes = baseline.compare(outcomes, declared_operators(device))
+        print_changes(changes, console)
+    if options.html:
+        write_page(results, score, changes, options.html)
     if options.table:
         write_table(results, options.table)
-    return 0 if all(result.expected for result in results) else 1
-
-
-def _names(options: argparse.Namespace) -> list[str]:
-    """Return the names of the programs to run."""
-    if options.opinfo:
-        candidates = opinfo.names(options.dtype.split(","), options.forms.split(","))
-    else:
-        candidates = _module_of(options.programs).PROGRAMS
-    return [name for name in candidates if _is_selected(name, options.filter, options.skip)]
+    if options.update_baseline:
+        write_baseline(baseline.with_run(outcomes), options.baseline)
+    if score.samples:
+        console.print(str(score), style="bold", markup=False, soft_wrap=True)
+    has_regressed = changes is not None and changes.regressions and not options.update_baseline
+    return 1 if has_regressed or not all(result.expected for result in results) else 0
 
 
 def _module_of(name: str) -> Any:
@@ -211,8 +300,9 @@ def _is_selected(name: str, filters: Sequence[str], skipped: Sequence[str]) -> b
 
 def _run(jobs: Sequence[Job], record: Record, options: argparse.Namespace, console: Console) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    # Print the progress bar to standard error, so that standard output can be piped.
+    # Print the progress bar to standard error, so that standard output can be piped. A log gets lines in its place.
     bar_console = Console(file=sys.stderr)
+    start = line_time = monotonic()
     with Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=bar_console, transient=True
     ) as progress:
@@ -224,45 +314,22 @@ def _run(jobs: Sequence[Job], record: Record, options: argparse.Namespace, conso
                     console.print(_line(event), markup=False, soft_wrap=True)
             else:
                 progress.update(task, advance=1, description=event.name)
+            if not bar_console.is_terminal and monotonic() - line_time > _LINE_SECONDS:
+                line_time = monotonic()
+                done = progress.tasks[task].completed
+                print(f"{done:.0f} of {len(jobs)} jobs after {line_time - start:.0f} s", file=sys.stderr)
 
 
 def _line(result: CheckedOutcome) -> str:
     outcome = result.outcome
     mark = "  " if result.expected else "! "
     described = [f"{mark}{outcome.status:<12} {outcome.program} on {outcome.way}", f"{outcome.seconds:.2f} s"]
-    described.append(f"{outcome.groups} groups, {outcome.specialisations} compiled")
-    described += [text for text in (outcome.detail, result.reason) if text]
+    described.append(f"{outcome.groups} groups, {outcome.specialisations} compiled, {outcome.compiled_calls} calls")
+    left_out = [
+        f"{op}: {reason}" for op, reason in outcome.operators.items() if reason and reason not in outcome.detail
+    ]
+    described += [text for text in (outcome.detail, *left_out, result.reason) if text]
     return ": ".join([described[0], ", ".join(described[1:3]), *described[3:]])
-
-
-def _report(results: Sequence[CheckedOutcome], console: Console) -> None:
-    table = Table(title="programs by what they ended as", show_footer=True)
-    table.add_column("way", footer="all")
-    counts = {way: Counter(r.outcome.status for r in results if r.outcome.way == way) for way in _variants_of(results)}
-    total = Counter(result.outcome.status for result in results)
-    seen = [status for status in STATUSES if total[status]]
-    for status in seen:
-        table.add_column(status, str(total[status]), justify="right")
-    table.add_column("unexpected", str(sum(not r.expected for r in results)), justify="right", style="bold")
-    table.add_column("with groups", str(sum(r.outcome.groups > 0 for r in results)), justify="right")
-    for way, count in counts.items():
-        mine = [r for r in results if r.outcome.way == way]
-        numbers = [count[status] for status in seen]
-        numbers += [sum(not r.expected for r in mine), sum(r.outcome.groups > 0 for r in mine)]
-        table.add_row(way, *map(str, numbers))
-    console.print(table)
-    reasons = Counter(reason for result in results for reason in result.outcome.fallbacks)
-    if reasons:
-        shown = Table(title="programs that fell back, by reason")
-        shown.add_column("programs", justify="right")
-        shown.add_column("reason", overflow="fold")
-        for reason, programs in reasons.most_common(20):
-            shown.add_row(str(programs), reason)
-        console.print(shown, markup=False)
-
-
-def _variants_of(results: Sequence[CheckedOutcome]) -> list[str]:
-    return list(dict.fromkeys(result.outcome.way for result in results))
 
 
 def _positive(text: str) -> int:

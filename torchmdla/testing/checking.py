@@ -24,7 +24,9 @@ import torchmdla
 from torchmdla import _C, devices
 from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program as CompiledProgram
+from torchmdla.importer.trace import qualified_name
 from torchmdla.testing.compare import TOLERANCES, assert_matches
+from torchmdla.testing.device_use import DeviceUse, device_use
 from torchmdla.testing.frontends import Captured, Variant, eager_methods
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copy_tensor, draw_inputs
@@ -48,6 +50,9 @@ STATUSES: dict[Status, str] = {
 
 # Statuses that need no entry in the table of expected failures.
 PASSING: frozenset[Status] = frozenset({"ok", "fallback", "not captured", "pytorch"})
+
+# Statuses of programs whose results are eager's.
+RIGHT: frozenset[Status] = frozenset({"ok", "fallback", "not compiled"})
 
 # Prefixes of the fallback reasons that mean that the compiler failed, not that it refused the group. A counter of
 # failures would not do: a failure is cached, and counted once for all programs that share a group.
@@ -87,6 +92,9 @@ class Outcome:
             ``torchmdla.stats()``.
         groups: number of groups that were formed.
         specialisations: number of groups that were compiled for given input types.
+        compiled_calls: number of calls of compiled code of the device.
+        operators: each declared operator of the program → why it did not run in compiled code; empty if it did
+            (:class:`torchmdla.testing.device_use.DeviceUse`).
         seconds: wall time of the check.
         precision: the device's number format, if it has its own.
         code: a hash of each artifact's code, in the order of the compiles.
@@ -99,6 +107,8 @@ class Outcome:
     fallbacks: dict[str, int] = field(default_factory=dict)
     groups: int = 0
     specialisations: int = 0
+    compiled_calls: int = 0
+    operators: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     precision: str | None = None
     code: tuple[str, ...] = ()
@@ -119,7 +129,7 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with _set_options(program), _code_hashes() as code:
-            status, detail = _compare(program, variant, seed, precision)
+            status, detail, use = _compare(program, variant, seed, precision)
         stats = torchmdla.stats()
         if (
             status in ("wrong", "error")
@@ -140,6 +150,8 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
         dict(fallbacks),
         stats.groups,
         stats.specialisations,
+        use.calls,
+        use.operators,
         round(perf_counter() - start, 3),
         precision,
         tuple(code),
@@ -189,26 +201,30 @@ def _strip_location(left_out: str) -> str:
     return re.sub(r"^\S+: | \(at \S+:\d+\)$", "", left_out)
 
 
-def _compare(program: Program, variant: Variant, seed: int, precision: str | None) -> tuple[Status, str]:
-    """Return the status before fallbacks are considered, and the difference."""
+def _compare(program: Program, variant: Variant, seed: int, precision: str | None) -> tuple[Status, str, DeviceUse]:
+    """Return the status before fallbacks are considered, the difference, and the use of the device."""
     if program.is_refused:
-        return _check_refusal(program, variant, seed)
+        return *_check_refusal(program, variant, seed), DeviceUse()
     try:
         expected = _eager_run(program, variant, seed)
     except Exception as error:
-        return "no reference", _line(error)
+        return "no reference", _line(error), DeviceUse()
     if all(seen.get("raises") for seen in expected):
-        return "no reference", str(expected[0]["raises"])
+        return "no reference", str(expected[0]["raises"]), DeviceUse()
     try:
-        actual = _CapturedRun(program, variant, seed).results()
+        run = _CapturedRun(program, variant, seed)
+        actual = run.results()
     except Exception as error:
-        return ("not captured" if _FUNCTIONALISATION_ERROR.search(str(error)) else "error"), _line(error)
+        refused = _FUNCTIONALISATION_ERROR.search(str(error))
+        return ("not captured" if refused else "error"), _line(error), DeviceUse()
+    # The groups exist as long as the run does.
+    use = device_use(devices.get(devices.in_use()), torchmdla.stats())
     difference = _difference(program, actual, expected, variant.has_memory, precision)
     if difference and program.in_doubt:
         others = _vary_eager(program, seed, variant, _ROUNDINGS)
         elsewhere = _vary_eager(program, seed, variant, [(_zero_indices, nullcontext)])
         difference = _difference(program, actual, expected, variant.has_memory, precision, others, elsewhere)
-    return ("wrong" if difference else "ok"), difference
+    return ("wrong" if difference else "ok"), difference, use
 
 
 # A function that changes the inputs, and a context that changes the results of ops.
@@ -225,6 +241,25 @@ def _eager_run(
     run = _Run(program, eager, _state(subject), seed, variant, is_reference=True, change=inputs_changed)
     with results_changed():
         return run.results()
+
+
+class _Dispatched(TorchDispatchMode):
+    """Mode that collects the operators that PyTorch dispatches, by schema name without the mark of in-place forms."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(re.sub(r"(?<=\w)_(?=\.|$)", "", qualified_name(func._schema)))
+        return func(*args, **(kwargs or {}))
+
+
+def dispatched_operators(program: Program, variant: Variant, seed: int) -> frozenset[str]:
+    """Return the operators that PyTorch dispatches below autograd, in backward passes too; none if eager raises."""
+    mode = _Dispatched()
+    _exception_of(lambda: _eager_run(program, variant, seed, (None, lambda: mode)))
+    return frozenset(mode.names)
 
 
 def _check_refusal(program: Program, variant: Variant, seed: int) -> tuple[Status, str]:

@@ -25,7 +25,7 @@ from torchmdla.capture.script.module import make_function, make_module
 from torchmdla.errors import unknown_name
 from torchmdla.importer.script_program import program_of, program_of_function
 from torchmdla.testing.programs import Program
-from torchmdla.testing.programs.program import is_scriptable
+from torchmdla.testing.programs.program import Mode, is_scriptable
 
 Methods = tuple[str, ...]
 
@@ -266,15 +266,33 @@ FRONTENDS: Mapping[str, Frontend] = {
     ),
 }
 
+# The name that requests, for each program, the first variant that runs a part of it on the device.
+AUTOMATIC = "auto"
+
+# Mode of a program → the variants that are tried, in this order. TorchScript captures operators as a program calls
+# them, torch.compile those that PyTorch dispatches for them, in backward passes too.
+_TRIED: Mapping[Mode, Sequence[str]] = {
+    "inference": ("torchscript:trace", "torchscript:script", "dynamo:compile"),
+    "gradients": ("dynamo:compile", "torchscript:trace"),
+    "training": ("dynamo:compile", "torchscript:script"),
+}
+
+
+def variants_for(mode: Mode) -> list[str]:
+    """Return the variants of :data:`AUTOMATIC` for a program of this mode, in the order in which they are tried."""
+    return list(_TRIED[mode])
+
 
 def variant_names(text: str) -> list[str]:
-    """Return the variants that ``text`` requests, as ``frontend:variant``.
+    """Return the variants that ``text`` requests, as ``frontend:variant``; :data:`AUTOMATIC` stands for itself.
 
     ``text`` lists names of frontends or of variants, separated by commas.
 
     Raises:
         NotAvailableError: a frontend or variant does not exist.
     """
+    if text == AUTOMATIC:
+        return [AUTOMATIC]
     names: list[str] = []
     for part in text.split(","):
         frontend, _, variant = part.partition(":")
@@ -318,7 +336,7 @@ def check_device(name: str, options: str, chosen: Sequence[str]) -> None:
         torchmdla.devices.get(name).configure(**device_options(options))
     except (TypeError, ValueError) as error:
         raise NotAvailableError(str(error)) from None
-    refused = [variant for variant in chosen if variant_of(variant).only_for not in ("", name)]
+    refused = [way for way in chosen if way != AUTOMATIC and variant_of(way).only_for not in ("", name)]
     if refused:
         others = [
             frontend

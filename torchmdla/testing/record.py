@@ -1,7 +1,7 @@
 """Record of outcomes, written as they arrive, so that an interrupted run keeps its outcomes and can be resumed.
 
-The file contains JSON lines: one for each outcome, and one for each job that is done. An interrupted job runs again, so
-a program may have two lines; the last one counts.
+The file contains JSON lines: one for each outcome, one for each job that is done, and at the end of a run its summary.
+An interrupted job runs again, so a program may have two lines; the last one counts.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Record:
         return len(torn)
 
     def _add_entry(self, entry: Any) -> None:
+        if "summary" in entry:
+            return
         if "done" in entry:
             self._done.add(Job(**entry["done"]))
         else:
@@ -75,6 +77,10 @@ class Record:
             outcome = event.outcome
             self._outcomes[outcome.program, outcome.way] = outcome
             self._write({**asdict(outcome), "expected": event.expected, "reason": event.reason})
+
+    def add_summary(self, summary: dict[str, Any]) -> None:
+        """Write the summary of a run."""
+        self._write({"summary": summary})
 
     def _write(self, entry: dict[str, Any]) -> None:
         if self._stream is not None:

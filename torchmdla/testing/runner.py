@@ -17,11 +17,14 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any
 
+from torchmdla import devices
+from torchmdla.devices import Device, precision_of
 from torchmdla.support.limits import limit_memory
-from torchmdla.testing.checking import Outcome, check
+from torchmdla.testing.checking import PASSING, RIGHT, Outcome, check, dispatched_operators
 from torchmdla.testing.expected import expected_failure
-from torchmdla.testing.frontends import device_options, variant_of
+from torchmdla.testing.frontends import AUTOMATIC, device_options, variant_of, variants_for
 from torchmdla.testing.programs import Program
+from torchmdla.testing.score import has_run, is_captured
 
 # The time for starting a process, in addition to the time of a program.
 _START_SECONDS = 300
@@ -39,7 +42,7 @@ class Job:
     Attributes:
         source: the module whose ``programs(name, seed, limit)`` finds them.
         name: the name of the program, or of an operator and a dtype in PyTorch's database.
-        way: ``frontend:variant``.
+        way: ``frontend:variant``, or ``auto`` for the first variant that runs a part of the program on the device.
         limit: the maximum number of programs, of an operator's samples; None for all.
         begin: the index of the first program to run, among those of the job.
         options: options of the device, as :func:`torchmdla.testing.frontends.device_options` reads them.
@@ -223,15 +226,40 @@ def _serve(pipe: Connection[Any, Any], memory: int) -> None:
         except EOFError:
             return
         torchmdla.enable(device=job.device, **device_options(job.options))
-        precision = torchmdla.devices.precision_of(torchmdla.devices.get(job.device))
+        device = devices.get(job.device)
         for index, program in enumerate(job.programs()):
             if index < job.begin:
                 continue
             pipe.send((index, program.name))
-            outcome = check(program, job.way, variant_of(job.way), job.seed, precision)
+            if job.way == AUTOMATIC:
+                outcome = _check_on_first(program, job.seed, device)
+            else:
+                outcome = check(program, job.way, variant_of(job.way), job.seed, precision_of(device))
             if outcome is not None:
                 pipe.send(outcome)
         pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _check_on_first(program: Program, seed: int, device: Device) -> Outcome | None:
+    """Return the outcome on the first variant that runs the program on the device, at least in part, or that fails.
+
+    If no variant does, the outcome is that of the first variant that captures declared operators. None means that no
+    variant supports the program.
+    """
+    ways = variants_for(program.mode)
+    # torch.compile takes most of the time. Views alone are not worth a group.
+    computing = {op for op, support in device.ops.items() if support.kind in ("compute", "cheap")}
+    if computing.isdisjoint(dispatched_operators(program, variant_of("dynamo:compile"), seed)):
+        ways.remove("dynamo:compile")
+    outcomes: list[Outcome] = []
+    for way in ways:
+        outcome = check(program, way, variant_of(way), seed, precision_of(device))
+        if outcome is None:
+            continue
+        if has_run(outcome) or outcome.status not in PASSING | RIGHT:
+            return outcome
+        outcomes.append(outcome)
+    return max(outcomes, key=is_captured, default=None)
 
 
 def _silence() -> None:

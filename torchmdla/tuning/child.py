@@ -49,8 +49,8 @@ def _answer(request: dict[str, Any], replies: IO[str]) -> None:
 
     try:
         torch.set_num_threads(request["threads"])
-        if request["device"] is not None:
-            Origin(*request["device"]).register()
+        for origin in request["devices"]:
+            Origin(*origin).register()
         program = Program.from_json(request["program"])
         known = {record.kernel: record for record in map(Record.from_raw, request["known"])}
         device = devices.get(program.target.device)

@@ -80,10 +80,9 @@ def _run(
     skip: Sequence[str],
     progress: Progress,
 ) -> Iterator[TunedKernel]:
-    origin = Origin.of(program)
     request = {
         "path": sys.path,
-        "device": astuple(origin) if origin else None,
+        "devices": list(map(astuple, Origin.all_of(program))),
         "program": program.to_json(),
         "places": list(places),
         "seconds": seconds,

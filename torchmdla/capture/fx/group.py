@@ -128,15 +128,9 @@ class FxSubgraph:
         return interpreter.seen
 
     def calls(self, record: Record) -> Iterator[Call]:
-        def seen(argument: object) -> object:
-            return record[argument.name] if isinstance(argument, fx.Node) else argument
-
         for number, node in enumerate(self.module.graph.nodes):
-            if node.op != "call_function":
-                continue
-            arguments = {name: map_structure(seen, value) for name, value in named_arguments(node).items()}
-            result: Any = record[node.name]
-            yield Call.of(number, name_of_call(node), arguments, result if isinstance(result, list) else [result])
+            if node.op == "call_function":
+                yield _call_of(node, number, lambda value: record[value.name])
 
     def source(self, number: int) -> str:
         return source_of_node(list(self.module.graph.nodes)[number])
@@ -184,6 +178,24 @@ class FxSubgraph:
     def structure(self, device: str, parameters: Sequence[int]) -> bytes | None:
         """Return the hash by which packages identify the group, as ``src/group/structure.h`` does for TorchScript."""
         return _structure_of(self.module.graph, device, parameters)
+
+
+def call_on_examples(node: fx.Node) -> Call:
+    """Return a call with the types of its examples (``meta["val"]``), before it is in a group.
+
+    Raises:
+        ValueError: a size or a number varies.
+    """
+    return _call_of(node, 0, lambda value: record_value(_example(value)))
+
+
+def _call_of(node: fx.Node, number: int, value_of: Callable[[fx.Node], Any]) -> Call:
+    def resolve(argument: object) -> object:
+        return value_of(argument) if isinstance(argument, fx.Node) else argument
+
+    arguments = {name: map_structure(resolve, value) for name, value in named_arguments(node).items()}
+    result = value_of(node)
+    return Call.of(number, name_of_call(node), arguments, result if isinstance(result, list) else [result])
 
 
 def _example(node: fx.Node) -> object:

@@ -18,7 +18,9 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
-from torchmdla.devices import Device, OpSupport
+from torchmdla.capture.fx.group import call_on_examples
+from torchmdla.capture.refusals import reason_of_device
+from torchmdla.devices import CallSelection, Device, OpSupport
 from torchmdla.importer.decompositions.recurrent_steps import STEP_OPERATORS
 from torchmdla.importer.fx import attribute, name_of_call, named_arguments
 from torchmdla.importer.schemas import aliased_arguments, is_metadata, written_arguments
@@ -137,7 +139,20 @@ class _Partitioner:
         last = self._facts.last_write.get(self._facts.memory[node])
         if support.kind == "view" and last is not None and node < last:
             return "it is a view that the program writes through"
-        return ""
+        return self._refusal_of_device(node)
+
+    def _refusal_of_device(self, node: fx.Node) -> str:
+        """Return why the device refuses a call with these types and constants.
+
+        Where a size varies, the device is asked in the group's first call, with the sizes of that call.
+        """
+        if not isinstance(self._device, CallSelection):
+            return ""
+        try:
+            call = call_on_examples(node)
+        except ValueError:
+            return ""
+        return reason_of_device(call, self._device)
 
     def _ungrouped(self, groups: Sequence[Sequence[fx.Node]]) -> Iterator[tuple[fx.Node, str]]:
         members = {node for group in groups for node in group}

@@ -10,7 +10,6 @@ All that differs between versions of PyTorch is imported here. The module is imp
 
 from __future__ import annotations
 
-import importlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -26,6 +25,7 @@ from torch.fx._graph_pickler import Options as PicklerOptions
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torchmdla import _C
+from torchmdla.capture.cache_artifacts import package_groups
 from torchmdla.capture.fx.graph import (
     Boxed,
     boxed,
@@ -108,10 +108,8 @@ def _write(module: fx.GraphModule, options: Options, weights: Weights) -> tuple[
         ],
     }
     graph = _Pickler.dumps(_with_submodules(module), PicklerOptions(ops_filter=None, node_metadata_key_filter=_is_kept))
-    # A layer above this one. Most processes save nothing, so that they need not load it.
-    code_of = importlib.import_module("torchmdla.packages.graphs").code_of
     examples = [(group, partial(_examples, node, weights)) for group, node in calls]
-    return _FORMAT.seal(description, graph), code_of(examples)
+    return _FORMAT.seal(description, graph), package_groups(examples)
 
 
 class _Pickler(GraphPickler):

@@ -24,7 +24,7 @@ from torch.utils._sympy import functions
 
 from torchmdla import devices
 from torchmdla.capture.outputs import output_of
-from torchmdla.capture.subgraph import Subgraph
+from torchmdla.capture.subgraph import Subgraph, calls_of
 from torchmdla.capture.symbolic.run import RECURRENT, SymbolicRun, clear_shape_caches
 from torchmdla.capture.symbolic.size_program import LARGEST, Places, SizeNodes, SizeProgram, Values
 from torchmdla.compile_service import records
@@ -124,7 +124,7 @@ def dynamic_program(
         known.at(everywhere.arguments, values),
         known.at(everywhere.results, values),
         device.target(),
-        records.options_for(device),
+        records.options_for(device, calls_of(subgraph, record)),
         versions=producers(device),
         symbols=known.symbols(values),
         quotients=known.quotients(),

@@ -11,12 +11,14 @@ from typing import Any, get_args
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
-from torchmdla.devices.capabilities import Arithmetic, CrossCompilation, HostProcessor, Progress, Tuning
-from torchmdla.devices.device import Device, LoadedCode, OpSupport
+from torchmdla.devices.capabilities import Arithmetic, CostModel, CrossCompilation, HostProcessor, Progress, Tuning
+from torchmdla.devices.device import Device, LoadedCode, Node, NodeTypes, OpSupport
+from torchmdla.devices.quantisation import Quantisation, QuantisedPattern
+from torchmdla.devices.roofline import host_seconds
 from torchmdla.errors import unknown_name
 
 
-class CpuDevice(Device, Arithmetic, CrossCompilation, HostProcessor, Tuning):
+class CpuDevice(Device, Arithmetic, CostModel, CrossCompilation, HostProcessor, Quantisation, Tuning):
     """CPU device: x86-64 and AArch64 through LLVM.
 
     Options of :meth:`configure`:
@@ -60,6 +62,12 @@ class CpuDevice(Device, Arithmetic, CrossCompilation, HostProcessor, Tuning):
         from torchmdla.devices.cpu.target.ops import OPS
 
         return OPS
+
+    @property
+    def quantised_patterns(self) -> Sequence[QuantisedPattern]:
+        from torchmdla.devices.cpu.target.ops import QUANTISED_PATTERNS
+
+        return QUANTISED_PATTERNS
 
     @property
     def dtypes(self) -> frozenset[str]:
@@ -127,6 +135,11 @@ class CpuDevice(Device, Arithmetic, CrossCompilation, HostProcessor, Tuning):
         from torchmdla.devices.cpu.target.machine import Machine
 
         return Machine.of(self.target()).sums_words("bf16")
+
+    def call_seconds(self, node: Node, types: NodeTypes) -> float:
+        from torchmdla import _C
+
+        return host_seconds(node, types, _C.kernel_threads())
 
     @property
     def host_identity(self) -> str:

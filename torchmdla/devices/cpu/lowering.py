@@ -33,7 +33,6 @@ from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.ir.verifier import verify
 from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
-from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.pipeline import Tiles, transform
@@ -41,6 +40,7 @@ from torchmdla.devices.cpu.passes.share_buffers import find_in_place_results, fi
 from torchmdla.devices.cpu.schedule.plan import Decisions, Plan, plan_schedules
 from torchmdla.devices.cpu.schedule.tile_loops import symbols_of
 from torchmdla.devices.cpu.target.machine import PACKS_ON, Machine
+from torchmdla.devices.levels.linalg import to_linalg
 from torchmdla.errors import CompileError
 from torchmdla.support import trace
 from torchmdla.support.sharing import parallel_map
@@ -75,7 +75,16 @@ def loop_program_text(program: Program) -> str:
         torchmdla.CompileError: as for :func:`lower`.
     """
     with new_context(), ir.Location.unknown():
-        return program_text(_read(program, {}))
+        return program_text(read_loop_program(program))
+
+
+def read_loop_program(program: Program) -> LoopProgram:
+    """Return a static program's loop program before any pass of the device, in the current context.
+
+    Raises:
+        torchmdla.CompileError: as for :func:`lower`.
+    """
+    return _read(program, {})
 
 
 def run_passes(text: str, passes: Sequence[str], target: Target) -> Iterator[tuple[str, LoopProgram]]:

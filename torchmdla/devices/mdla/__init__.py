@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.capabilities import Arithmetic, Legalisation
 from torchmdla.devices.device import Device, LoadedCode, OpSupport
+from torchmdla.devices.levels import Level
 from torchmdla.devices.mdla.options import Options
+from torchmdla.devices.quantisation import Quantisation, QuantisedPattern
 
 
-class MdlaDevice(Device, Arithmetic, Legalisation):
+class MdlaDevice(Device, Arithmetic, Legalisation, Quantisation):
     """Device of the accelerator, or of any library with its C API; the default is the emulator in this folder."""
 
     name = "mdla"
@@ -26,10 +28,8 @@ class MdlaDevice(Device, Arithmetic, Legalisation):
         return OPS
 
     @property
-    def composite_ops(self) -> frozenset[str]:
-        from torchmdla.devices.mdla.ops import WHOLE
-
-        return WHOLE
+    def level(self) -> Level:
+        return "onnx"
 
     @property
     def dtypes(self) -> frozenset[str]:
@@ -38,6 +38,13 @@ class MdlaDevice(Device, Arithmetic, Legalisation):
     @property
     def precision(self) -> str:
         return self._options.precision or "fixed16"
+
+    @property
+    def quantised_patterns(self) -> Sequence[QuantisedPattern]:
+        """Return the formats of the precision. Programs run in float; quantised ones predict the device's errors."""
+        from torchmdla.devices.mdla.ops import quantised_patterns
+
+        return quantised_patterns(self.precision, self._options.headroom)
 
     def configure(self, **options: object) -> None:
         """Set ``library``, ``precision``, ``clusters``, ``fpgas``, ``debug``, ``options`` and the other options.

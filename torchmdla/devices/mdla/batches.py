@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchmdla.devices.levels.onnx import Port
+from torchmdla.devices.levels.onnx.weights import Array
 from torchmdla.devices.mdla import compiling
 from torchmdla.devices.mdla.compiling import Binary
-from torchmdla.devices.mdla.device_program import DeviceProgram, Port
+from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.devices.mdla.options import Options
-from torchmdla.devices.mdla.weights import Array
 from torchmdla.support import forks
 
 

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from torchmdla.devices.levels.onnx.weights import Array
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.devices.mdla.options import Options
-from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 from torchmdla.support import forks
 
@@ -64,7 +64,7 @@ def _structure_of(program: DeviceProgram) -> str:
     """Return the SHA-256 of the model without names, in hexadecimal: operations, attributes, shapes and edges."""
     import onnx
 
-    from torchmdla.devices.mdla.onnx_graph import sizes_of
+    from torchmdla.devices.levels.onnx.graph import sizes_of
 
     graph = onnx.load_from_string(program.model).graph
     shapes = {info.name: sizes_of(info) for info in (*graph.input, *graph.value_info, *graph.output)}

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
+from torchmdla.devices.levels.onnx import Port
+from torchmdla.devices.levels.onnx.weights import Array
 from torchmdla.devices.mdla import runtime_library
-from torchmdla.devices.mdla.device_program import Port
 from torchmdla.devices.mdla.options import Options
-from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 from torchmdla.support import forks
 from torchmdla.support.limits import Limits

@@ -7,17 +7,10 @@ import json
 import struct
 from dataclasses import dataclass
 
-from torchmdla.devices.mdla.weights import Recipe
+from torchmdla.devices.levels.onnx import Port
+from torchmdla.devices.levels.onnx.weights import Recipe
 
 _LENGTH = struct.Struct("<Q")
-
-
-@dataclass(frozen=True)
-class Port:
-    """Input or output of the model: its ``position`` among the program's arguments or results, and its sizes."""
-
-    position: int
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from torchmdla.devices.mdla.onnx_graph import sizes_of
+from torchmdla.devices.levels.onnx.graph import sizes_of
 
 
 class _MixesParts(Exception):

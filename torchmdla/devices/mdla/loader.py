@@ -15,14 +15,14 @@ from pathlib import Path
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.devices import interrupts
 from torchmdla.devices.device import LoadedCode
+from torchmdla.devices.levels.onnx import Port as ProgramPort
+from torchmdla.devices.levels.onnx.weights import evaluate
 from torchmdla.devices.mdla import batches, calibration, runtime_library
 from torchmdla.devices.mdla.batches import Inferences
 from torchmdla.devices.mdla.device_program import DeviceProgram
-from torchmdla.devices.mdla.device_program import Port as ProgramPort
 from torchmdla.devices.mdla.lowering import NEEDS_ONNX
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.runtime_library import Port, array_at
-from torchmdla.devices.mdla.weights import evaluate
 from torchmdla.devices.shared_code import SharedCode
 from torchmdla.errors import CompileError, DeviceError
 
@@ -102,7 +102,7 @@ class Packer:
             import onnx
         except ModuleNotFoundError:  # The artifact is from a cache, so lowering did not check this.
             raise DeviceError(f"ie_compile: {NEEDS_ONNX}") from None
-        from torchmdla.devices.mdla.onnx_graph import add_weights
+        from torchmdla.devices.levels.onnx.graph import add_weights
 
         parameters = {
             position: array_at(buffers[_BEFORE_PARAMETERS + place], self.arguments[position].shape)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
+from torch_mlir import ir
+
 from torchmdla.compiler.artifact import Artifact, Manifest, Pack
+from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.errors import CompileError
@@ -25,17 +28,18 @@ def lower(program: Program) -> Artifact:
         raise CompileError("the mdla device takes no sizes that vary")
     start = time.perf_counter()
     try:
-        from torchmdla.devices.mdla.onnx_model import onnx_model
+        from torchmdla.devices.levels.onnx.model import onnx_program
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "onnx":
             raise
         raise CompileError(NEEDS_ONNX) from None
-    model, weights, inputs, outputs = onnx_model(program)
+    with new_context(), ir.Location.unknown():
+        converted = onnx_program(program)
     content = DeviceProgram(
-        model.SerializeToString(deterministic=True),
-        {name: weight.recipe for name, weight in weights.items()},
-        inputs,
-        outputs,
+        converted.model.SerializeToString(deterministic=True),
+        {name: weight.recipe for name, weight in converted.weights.items()},
+        converted.inputs,
+        converted.outputs,
         program.target.features,
     )
     pack = Pack("mdla_context", content.key, content.parameters(), CONTEXT_BYTES)
@@ -46,6 +50,6 @@ def lower(program: Program) -> Artifact:
         program.results,
         workspace_bytes=0,
         packs=(pack,),
-        statistics={"onnx": time.perf_counter() - start, "nodes": len(model.graph.node)},
+        statistics={"onnx": time.perf_counter() - start, "nodes": len(converted.model.graph.node)},
     )
     return Artifact(content.to_bytes(), manifest)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from torchmdla.devices.levels.onnx import Port
+from torchmdla.devices.levels.onnx.weights import Array
 from torchmdla.devices.mdla import runtime_library
 from torchmdla.devices.mdla.batches import Inferences
-from torchmdla.devices.mdla.device_program import Port
 from torchmdla.devices.mdla.loader import load_context
 from torchmdla.devices.mdla.options import Options
-from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 
 # The types of values that ``ie_getinfo`` returns.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchmdla.devices.device import OpSupport
+from torchmdla.devices.quantisation import QuantisedPattern, QuantisedType, quantised_patterns_of
 from torchmdla.devices.shape_ops import SHAPE_OPS, entries
 
 _COMPUTE = """
@@ -67,12 +68,41 @@ OPS: Mapping[str, OpSupport] = {
     **_CONDITIONAL,
 }
 
-_WHOLE = """
-leaky_relu convolution _convolution _convolution.deprecated linear addmm batch_norm
-adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d
-upsample_nearest1d upsample_nearest2d upsample_nearest1d.vec upsample_nearest2d.vec
-upsample_bilinear2d upsample_bilinear2d.vec
+_PRODUCTS = """
+conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding
+conv_transpose1d conv_transpose2d.input conv_transpose3d.input linear
 """
 
-# The device has its own operations for these operators, so the importer must not decompose them.
-WHOLE = frozenset(f"aten::{name}" for name in _WHOLE.split())
+# Operators that round their results, and operators whose results are numbers of their arguments.
+_ROUNDING = """
+matmul avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d mean.dim
+upsample_bilinear2d.vec batch_norm leaky_relu tanh sigmoid softmax.int
+add.Tensor sub.Tensor mul.Tensor add.Scalar sub.Scalar mul.Scalar
+"""
+_SELECTING = """
+relu relu6 hardtanh max_pool1d max_pool2d max_pool3d upsample_nearest1d.vec upsample_nearest2d.vec cat constant_pad_nd
+slice.Tensor select.int view permute transpose.int t squeeze.dim squeeze.dims unsqueeze clone
+"""
+
+
+def quantised_patterns(precision: str, headroom: int | None) -> list[QuantisedPattern]:
+    """Return the fixed-point formats of a precision, which the device applies by itself to programs in float.
+
+    ``headroom`` is the option; None is the emulator's default.
+    """
+    calibrated = QuantisedType(16, fraction="calibrated", headroom=1 if headroom is None else headroom)
+    formats = {
+        "fixed16": (QuantisedType(16, fraction=8), QuantisedType(16, fraction=8)),
+        "fixed8": (QuantisedType(8, fraction=4), QuantisedType(8, fraction="calibrated")),
+        "variable": (calibrated, QuantisedType(16, fraction="calibrated")),
+    }
+    if precision not in formats:
+        return []
+    values, weights = formats[precision]
+    # Accumulators hold the bias with the fractions of both factors.
+    bias = QuantisedType(32)
+    return [
+        *quantised_patterns_of(_PRODUCTS, activations=values, results=values, weights=weights, bias=bias),
+        *quantised_patterns_of(_ROUNDING, activations=values, results=values),
+        *quantised_patterns_of(_SELECTING, activations=values, shares_scale=True),
+    ]

@@ -33,13 +33,16 @@ typedef struct mdla_artifact {
 
 /* Code in this process. Its functions and arrays are valid until `unload`. */
 typedef struct mdla_code {
+  void* context; /* first buffer of entry and packs in place of the workspace; null for none */
   mdla_entry entry;
   const mdla_entry* packs; /* one for each pack of the artifact; null without packs */
   void (*const* releases)(
       void* buffer); /* for each pack a function or null; null if no pack has one */
   int64_t (*workspace)(const int64_t* sizes); /* null for a program of fixed sizes */
-  const char* (*fault)(void); /* null if the code fails only where PyTorch's operators do */
-  void* owner;                /* for `unload` */
+  const char* (*fault)(void);    /* null if the code fails only where PyTorch's operators do */
+  int32_t (*wait)(void* result); /* of an asynchronous device (docs/design/abi.md); else null */
+  void (*forget)(void* result);  /* set if `wait` is set */
+  void* owner;                   /* for `unload` */
 } mdla_code;
 
 typedef struct mdla_device {

@@ -26,7 +26,10 @@ from torchmdla.report.page.stages import Stage, stages_of
 
 _FOLDER = Path(__file__).parent
 _VENDOR = _FOLDER / "vendor"
-_SCRIPTS = ("dom", "data", "kernel", "kernels", "layout", "graph", "roofline", "timeline", "tables", "main")
+_SCRIPTS = ("dom", "data", "kernel", "kernels", "layout", "graph", "roofline", "timeline", "tables", "theme", "main")
+
+# Scripts that other pages use, too.
+SHARED_SCRIPTS = tuple(_FOLDER / f"{name}.js" for name in ("dom", "theme"))
 
 # Number of lines of a source file that are shown before and after a line.
 _BEFORE, _AFTER = 8, 8
@@ -42,45 +45,71 @@ def save(explanation: Explanation, path: str | Path) -> None:
         OSError: ``path`` cannot be written; this is raised before any compilation.
         RuntimeError: the library that lays graphs out is missing.
     """
-    parts = _parts()
+    library, licence = _read_library()
     with Path(path).open("w", encoding="utf-8") as file:
-        data = json.dumps(_data(explanation), separators=(",", ":")).replace("<", "\\u003c")
-        title = html.escape(f"{explanation.model or 'model'} - torchmdla")
-        template = (_FOLDER / "page.html").read_text(encoding="utf-8")
-        file.write(_fill(template, {**parts, "data": data, "title": title}))
+        file.write(
+            fill_page(
+                _FOLDER / "page.html",
+                f"{explanation.model or 'model'} - torchmdla",
+                _data(explanation),
+                [_FOLDER / f"{name}.js" for name in _SCRIPTS],
+                library=f"/*\n{licence.replace('*/', '* /')}\n*/\n{library}",
+                licence=html.escape(licence),
+            )
+        )
 
 
-def _parts() -> dict[str, str]:
-    """Return the parts that all pages share.
+def fill_page(
+    template: Path, title: str, data: object, scripts: Iterable[Path], library: str = "", **others: str
+) -> str:
+    """Return a page with its style, its scripts and its data.
 
-    The policy permits only the page's own scripts, and no fetches.
+    The page's policy permits only its own scripts, and no fetches.
+
+    Args:
+        template: file with the places ``{{title}}``, ``{{policy}}``, ``{{style}}``, ``{{data}}``, ``{{script}}``,
+            ``{{library}}`` if there is one, and those of ``others``.
+        title: plain text.
+        data: the content of the element ``data``, as JSON.
+        scripts: files that form one script, in this order.
+        library: another script.
+        others: HTML by the name of its place.
+    """
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in scripts)
+    script = f'(() => {{\n"use strict";\n{texts}\n}})();'
+    style = (_FOLDER / "page.css").read_text(encoding="utf-8")
+    allowed = [
+        "default-src 'none'",
+        f"script-src {' '.join(map(_hash, filter(None, (library, script))))}",
+        f"style-src {_hash(style)}",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    parts = {
+        "policy": "; ".join(allowed),
+        "title": html.escape(title),
+        "style": style,
+        "library": library,
+        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        "script": script,
+        **others,
+    }
+    return _fill(template.read_text(encoding="utf-8"), parts)
+
+
+def _read_library() -> tuple[str, str]:
+    """Return the library that lays graphs out, and its licence.
+
+    Raises:
+        RuntimeError: it is missing.
     """
     try:
-        library = (_VENDOR / "dagre.min.js").read_text(encoding="utf-8")
-        licence = (_VENDOR / "LICENSE").read_text(encoding="utf-8")
+        return (_VENDOR / "dagre.min.js").read_text(encoding="utf-8"), (_VENDOR / "LICENSE").read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RuntimeError(
             "this copy of torchmdla was built without the library that lays graphs out (@dagrejs/dagre, from npm): "
             "install npm and build it again, in a checkout by `rm -f .venv/.built && make build`"
         ) from None
-    scripts = "\n".join((_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
-    style = (_FOLDER / "page.css").read_text(encoding="utf-8")
-    script = f'(() => {{\n"use strict";\n{scripts}\n}})();'
-    layout = f"/*\n{licence.replace('*/', '* /')}\n*/\n{library}"
-    allowed = [
-        "default-src 'none'",
-        f"script-src {_hash(layout)} {_hash(script)}",
-        f"style-src {_hash(style)}",
-        "base-uri 'none'",
-        "form-action 'none'",
-    ]
-    return {
-        "policy": "; ".join(allowed),
-        "style": style,
-        "layout": layout,
-        "script": script,
-        "licence": html.escape(licence),
-    }
 
 
 def _hash(text: str) -> str:

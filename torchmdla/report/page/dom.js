@@ -1,4 +1,4 @@
-// Elements, numbers as text, keys. Text from the model becomes text nodes alone: nothing of it is read as HTML.
+// Elements, tables, numbers as text, keys. Text from the model becomes text nodes alone: nothing of it is read as HTML.
 
 const began = performance.now();
 const SVG = "http://www.w3.org/2000/svg";
@@ -17,6 +17,40 @@ function fill(node, attributes, children) {
 const element = (name, attributes, ...children) => fill(document.createElement(name), attributes, children);
 const drawn = (name, attributes, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
 const byId = (id) => document.getElementById(id);
+
+// `numbers`: the columns that are aligned to the right.
+function table(head, rows, numbers = []) {
+  const cell = (kind, content, column) =>
+    element(kind, { class: numbers.includes(column) ? "number" : null, scope: kind === "th" ? "col" : null }, content);
+  return element(
+    "div",
+    { class: "scroll" },
+    element(
+      "table",
+      null,
+      element(
+        "thead",
+        null,
+        element(
+          "tr",
+          null,
+          head.map((text, column) => cell("th", text, column)),
+        ),
+      ),
+      element(
+        "tbody",
+        null,
+        rows.map((row) =>
+          element(
+            "tr",
+            null,
+            row.map((content, column) => cell("td", content, column)),
+          ),
+        ),
+      ),
+    ),
+  );
+}
 
 function scaled(number, units) {
   for (const [unit, scale] of units) if (number >= scale) return `${Number((number / scale).toPrecision(3))} ${unit}`;

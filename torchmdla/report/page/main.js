@@ -1,4 +1,4 @@
-// The page as a whole: views, light and dark, keys that hold everywhere.
+// The page as a whole: views, keys that hold everywhere.
 
 const TABS = ["graph", "roofline", "timeline", "tables"];
 const builders = { graph: buildGraph, roofline: buildRoofline, timeline: buildTimeline, tables: buildTables };
@@ -14,29 +14,6 @@ function showTab(name) {
   if (!built.has(name)) builders[name]();
   built.add(name);
 }
-
-function setTheme(name) {
-  document.documentElement.dataset.theme = name;
-  byId("theme").setAttribute("aria-pressed", String(name === "dark"));
-}
-
-function remembered(name) {
-  try {
-    if (name) localStorage.setItem("torchmdla-theme", name);
-    return localStorage.getItem("torchmdla-theme");
-  } catch {
-    return null; // A browser may keep nothing for files.
-  }
-}
-
-const isDark = matchMedia("(prefers-color-scheme: dark)");
-setTheme(remembered() ?? (isDark.matches ? "dark" : "light"));
-isDark.addEventListener("change", () => remembered() ?? setTheme(isDark.matches ? "dark" : "light"));
-byId("theme").addEventListener("click", () => {
-  const name = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-  remembered(name);
-  setTheme(name);
-});
 
 byId("model").textContent = report.model || "model";
 byId("summary").textContent = report.summary;

@@ -1,39 +1,5 @@
 // The tables that print(report) has, and what the machine is.
 
-// `numbers`: the columns that are aligned to the right.
-function table(head, rows, numbers = []) {
-  const cell = (kind, content, column) =>
-    element(kind, { class: numbers.includes(column) ? "number" : null, scope: kind === "th" ? "col" : null }, content);
-  return element(
-    "div",
-    { class: "scroll" },
-    element(
-      "table",
-      null,
-      element(
-        "thead",
-        null,
-        element(
-          "tr",
-          null,
-          head.map((text, column) => cell("th", text, column)),
-        ),
-      ),
-      element(
-        "tbody",
-        null,
-        rows.map((row) =>
-          element(
-            "tr",
-            null,
-            row.map((content, column) => cell("td", content, column)),
-          ),
-        ),
-      ),
-    ),
-  );
-}
-
 function buildTables() {
   const panel = byId("tables");
   if (report.reasons.length)

@@ -64,13 +64,13 @@ def _programs() -> Iterator[Program]:
     for name, samples in SAMPLES.items():
         called = operator(name)
         for index, arguments in enumerate(samples):
-            function, tensors = on_tensors(_by_position(called), arguments)
+            function, tensors = on_tensors(accept_by_position(called), arguments)
             if called is not None and tensors:
                 title = f"operators.{name.partition('::')[2]}" + (f":{index}" if len(samples) > 1 else "")
                 yield Program(title, factory_of(grouped(function)), tensors)
 
 
-def _by_position(called: Any) -> Callable[..., Any]:
+def accept_by_position(called: Any) -> Callable[..., Any]:
     """Return ``called`` with keyword-only arguments accepted by position."""
 
     def call(*values: Any) -> Any:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchmdla.devices.device import OpSupport
+from torchmdla.devices.quantisation import QuantisedType, quantised_patterns_of
 from torchmdla.devices.shape_ops import SHAPE_OPS, entries
 
 # The dtypes of tensors in groups. float16 is supported too where the processor converts it.
@@ -170,3 +171,16 @@ OPS: Mapping[str, OpSupport] = {
     **SHAPE_OPS,
     **_CONDITIONAL,
 }
+
+# Products of 8-bit integers are sums of u8 × s8 in the instructions of AVX512_VNNI and AVX_VNNI. A result is quantised
+# where a later product reads it. The addend of a convolution is read as integers too.
+_ACTIVATIONS = QuantisedType(8, signed=False, symmetric=False)
+_WEIGHTS = QuantisedType(8, axis=0)
+QUANTISED_PATTERNS = [
+    *quantised_patterns_of(
+        "conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding linear conv2d+add.Tensor",
+        activations=_ACTIVATIONS,
+        weights=_WEIGHTS,
+    ),
+    *quantised_patterns_of("max_pool1d max_pool2d max_pool3d cat", activations=_ACTIVATIONS, shares_scale=True),
+]

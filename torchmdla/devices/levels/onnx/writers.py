@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from torchmdla.devices.mdla.onnx_graph import OnnxGraph, Tensor, Value
-from torchmdla.devices.mdla.weights import BatchNorm, Weight
+from torchmdla.devices.levels.onnx.graph import OnnxGraph, Tensor, Value
+from torchmdla.devices.levels.onnx.weights import BatchNorm, Weight
 from torchmdla.errors import CompileError
 
 
@@ -96,8 +96,8 @@ def _convolution_as_product(
 ) -> Value:
     """Write a convolution as a product of the weight and the unfolded input (im2col).
 
-    The input slices for the kernel elements are concatenated along the channels. The device's own convolution only
-    supports constant weights.
+    The input slices for the kernel elements are concatenated along the channels. ONNX compilers of accelerators
+    support only constant weights of convolutions.
     """
     graph, kernel, new = op.graph, weight.shape[2:], op.shape[2:]
     images, channels = x.shape[:2]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from torch_mlir import ir
 
-from torchmdla.compiler.mlir import convert_errors, forward_of, new_context
+from torchmdla.compiler.mlir import convert_errors, forward_of
 from torchmdla.compiler.program import Program
-from torchmdla.devices.mdla.device_program import Port
-from torchmdla.devices.mdla.onnx_graph import OnnxGraph, Value
-from torchmdla.devices.mdla.weights import Weight
-from torchmdla.devices.mdla.writers import WRITERS, Op
+from torchmdla.devices.levels.onnx import Port
+from torchmdla.devices.levels.onnx.graph import OnnxGraph, Value
+from torchmdla.devices.levels.onnx.weights import Weight
+from torchmdla.devices.levels.onnx.writers import WRITERS, Op
 from torchmdla.errors import CompileError
 
 _TENSOR = re.compile(r"!torch\.vtensor<\[([\d,]*)\],\s*(\w+)>")
@@ -23,19 +24,36 @@ _TENSOR = re.compile(r"!torch\.vtensor<\[([\d,]*)\],\s*(\w+)>")
 _ORIGIN = re.compile(r'"\w+::(\w+)[\w.]*"\("graph":(\d+)')
 
 
-def onnx_model(program: Program) -> tuple[onnx.ModelProto, dict[str, Weight], tuple[Port, ...], tuple[Port, ...]]:
-    """Return the model, its weights by name, its inputs and its outputs.
+@dataclass(frozen=True)
+class OnnxProgram:
+    """Program as an ONNX model, which passes ``onnx.checker``.
 
-    The model passes ``onnx.checker``.
+    Attributes:
+        model: the model. Its inputs are ``inputs`` in order, then the weights, by name and without data. Tensors are
+            float32 and have at least one dimension.
+        weights: the weights by name. ``evaluate`` of :mod:`torchmdla.devices.levels.onnx.weights` computes the values
+            of a :attr:`Weight.recipe` from the program's parameters, and ``add_weights`` of
+            :mod:`torchmdla.devices.levels.onnx.graph` adds them to the model.
+        inputs: the inputs that the model reads.
+        outputs: the outputs, one for each result of the program.
+    """
+
+    model: onnx.ModelProto
+    weights: dict[str, Weight]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+def onnx_program(program: Program) -> OnnxProgram:
+    """Return a program in the Torch dialect as an ONNX model, in MLIR's current context.
 
     Raises:
-        CompileError: the device does not support an op or a use of it, or no result depends on an input.
+        CompileError: a writer is missing for an op or a use of it, or no result depends on an input.
     """
-    with new_context(), ir.Location.unknown():
-        with convert_errors("the program is not valid"):
-            module = ir.Module.parse(program.mlir)
-        reader = _Reader(program, forward_of(module))
-        results = reader.results()
+    with convert_errors("the program is not valid"):
+        module = ir.Module.parse(program.mlir)
+    reader = _Reader(program, forward_of(module))
+    results = reader.results()
     if all(isinstance(result, Weight) for result in results):
         raise CompileError("nothing in the group depends on its inputs")
     model, weights = reader.graph.model(results)
@@ -44,7 +62,7 @@ def onnx_model(program: Program) -> tuple[onnx.ModelProto, dict[str, Weight], tu
     except Exception as error:
         raise CompileError("the ONNX model is not valid", diagnostic=str(error)) from error
     outputs = tuple(Port(position, value.shape) for position, value in enumerate(results))
-    return model, weights, tuple(reader.inputs), outputs
+    return OnnxProgram(model, weights, tuple(reader.inputs), outputs)
 
 
 class _Reader:
@@ -82,7 +100,7 @@ class _Reader:
         name, label = _origin(op)
         writer = WRITERS.get(op.name.removeprefix("torch.aten."))
         if writer is None or len(op.results) != 1:
-            raise CompileError("the mdla device has no operation for this", op=name, diagnostic=str(op.location))
+            raise CompileError("level 'onnx' has no operation for this", op=name, diagnostic=str(op.location))
         self.graph.label = label
         result = op.results[0]
         try:
@@ -96,13 +114,13 @@ def _uses(value: Any) -> int:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """Return the sizes of a tensor on the device. A tensor without dimensions has one dimension there."""
+    """Return the sizes of a tensor in the model. A tensor without dimensions has one dimension there."""
     match = _TENSOR.fullmatch(str(value.type))
     if match is None or match[2] != "f32":
-        raise CompileError(f"the mdla device has no values of type {value.type}")
+        raise CompileError(f"level 'onnx' has no values of type {value.type}")
     shape = tuple(int(size) for size in match[1].split(",") if size) or (1,)
     if 0 in shape:
-        raise CompileError(f"the mdla device has no tensors of sizes {list(shape)}", scope="sizes")
+        raise CompileError(f"level 'onnx' has no tensors of sizes {list(shape)}", scope="sizes")
     return shape
 
 

@@ -15,7 +15,7 @@ from torchmdla.errors import CompileError
 
 # The passes that programs need from upstream's pipeline to its backend contract. The record already made every operator
 # functional and typed every value. The upstream pipeline creates its passes again for each program.
-_TORCH_PIPELINE = "func.func(canonicalize,torch-recompose-complex-ops,torch-decompose-complex-ops,canonicalize)"
+TORCH_PIPELINE = "func.func(canonicalize,torch-recompose-complex-ops,torch-decompose-complex-ops,canonicalize)"
 _LINALG_PIPELINE = "torch-backend-to-linalg-on-tensors-backend-pipeline"
 
 # Upstream's passes end the process on unsigned and quantised types (programs hold uint8 as int8). Kernels do not
@@ -30,9 +30,7 @@ def to_linalg(program: Program) -> ir.Module:
     Raises:
         CompileError: the text does not parse, or contains a type or an op that upstream does not lower.
     """
-    for element in sorted(set(_TENSOR_ELEMENT.findall(program.mlir))):
-        if element not in _ELEMENTS:
-            raise CompileError(f"the cpu device does not compute with element type {element}")
+    check_elements(program, "linalg")
     with convert_errors("the program is not valid"):
         module = ir.Module.parse(program.mlir)
     if "!torch." in str(forward_of(module).attributes["function_type"]):
@@ -42,10 +40,21 @@ def to_linalg(program: Program) -> ir.Module:
     return module
 
 
+def check_elements(program: Program, level: str) -> None:
+    """Check the element types of a program's tensors before upstream's passes.
+
+    Raises:
+        CompileError: an element type is not supported.
+    """
+    for element in sorted(set(_TENSOR_ELEMENT.findall(program.mlir))):
+        if element not in _ELEMENTS:
+            raise CompileError(f"level {level!r} does not have element type {element}")
+
+
 def _lower(module: ir.Module) -> None:
     hidden = constants.hide(module)
     with convert_errors("no lowering for this op and these types"):
-        run(module, _TORCH_PIPELINE)
+        run(module, TORCH_PIPELINE)
         _mark_extrema(module)
         run(module, _LINALG_PIPELINE)
     constants.restore(module, hidden)

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from torchmdla.devices.mdla.weights import Array, BatchNorm, Recipe, Weight
+from torchmdla.devices.levels.onnx.weights import Array, BatchNorm, Recipe, Weight
 
 # The versions that accelerators' tools support.
 OPSET = 13

@@ -1,0 +1,186 @@
+"""Tests of examples/devices/opencl, a device through OpenCL's queues, events and buffers.
+
+All run in child processes, because a driver can end a process. They need a driver, as in Debian's ``pocl-opencl-icd``,
+and the loader ``ocl-icd-libopencl1``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+from child_process import run_script
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "devices" / "opencl"
+
+
+def has_driver() -> bool:
+    try:
+        library = ctypes.CDLL("libOpenCL.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_uint32()
+    return library.clGetPlatformIDs(0, None, ctypes.byref(count)) == 0 and count.value > 0
+
+
+pytestmark = pytest.mark.skipif(not has_driver(), reason="needs the packages pocl-opencl-icd and ocl-icd-libopencl1")
+
+PRELUDE = """
+import torch, torchmdla
+from opencl_device import OpenclDevice, runtime
+from torchmdla.testing.compare import assert_matches
+
+torchmdla.devices.register(OpenclDevice())
+torchmdla.enable(device="opencl")
+generator = torch.Generator().manual_seed(0)
+x, w = torch.randn(16, 16, generator=generator), torch.randn(16, 16, generator=generator) / 4
+
+def run(function, *arguments):
+    compiled = torch.jit.script(function)
+    for _ in range(3):
+        compiled(*arguments)
+    return compiled
+"""
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_script(*arguments, folder=EXAMPLE, PYTHONPATH=f"{ROOT}:{EXAMPLE}", **environment)
+
+
+def check(code: str, tmp_path: Path, **environment: str) -> None:
+    """Run code after the prelude, from a file, because TorchScript reads the source of functions."""
+    file = tmp_path / "program.py"
+    file.write_text(PRELUDE + textwrap.dedent(code))
+    done = run("-W", "ignore", file, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("model", ["mlp", "resnet18"])
+def test_a_model_runs_and_trains(model: str) -> None:
+    done = run("-W", "ignore", "run.py", "--models", model)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert sum("as eager" in line for line in lines) == 4
+    assert lines[-1] == "fallbacks: none"
+
+
+@pytest.mark.sampled(0)
+def test_the_conformance_run() -> None:
+    device = "opencl_device:OpenclDevice"
+    done = run("-m", "torchmdla.testing", "--device", device, "--filter", "products.linear", "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_results_stay_on_the_device(tmp_path: Path) -> None:
+    check(
+        """
+        def chain(x, w, again: bool):
+            first = torch.mm(x, w).relu()
+            if again:
+                result = torch.mm(first, w).tanh()
+            else:
+                result = x
+            return result
+
+        compiled = run(chain, x, w, True)
+        before = runtime.counts(0, 2)
+        for _ in range(10):
+            assert_matches(compiled(x, w, True), chain(x, w, True))
+        counts = {name: count - before[name] for name, count in runtime.counts(0, 2).items()}
+        assert counts["resident"] == 10 and counts["downloads"] == 10, counts
+        assert not torchmdla.stats().fallbacks
+        """,
+        tmp_path,
+    )
+
+
+def test_weights_are_uploaded_when_they_change(tmp_path: Path) -> None:
+    check(
+        """
+        model = torch.nn.Linear(16, 16).eval()
+        with torch.no_grad():
+            compiled = torchmdla.compile(model, x)
+            for step in range(3):
+                for _ in range(2):
+                    before = runtime.counts(0, 2)["uploads"]
+                    assert_matches(compiled(x), model(x))
+                assert runtime.counts(0, 2)["uploads"] - before == 1, "the input alone"
+                model.weight.mul_(0.5)
+        """,
+        tmp_path,
+    )
+
+
+def test_threads_and_forks(tmp_path: Path) -> None:
+    check(
+        """
+        import os
+        from concurrent.futures import ThreadPoolExecutor
+
+        def f(x, w):
+            return torch.mm(x, w).relu() + 1
+
+        compiled = run(f, x, w)
+        cases = [torch.randn(16, 16) for _ in range(200)]
+        with ThreadPoolExecutor(4) as pool:
+            for case, result in zip(cases, pool.map(lambda case: compiled(case, w), cases)):
+                assert_matches(result, f(case, w))
+        child = os.fork()
+        if not child:
+            assert_matches(compiled(x, w), f(x, w))  # by PyTorch's operators
+            os._exit(0 if any("fork" in reason for reason in torchmdla.stats().fallbacks) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert_matches(compiled(x, w), f(x, w))
+        """,
+        tmp_path,
+    )
+
+
+def test_a_second_device(tmp_path: Path) -> None:
+    check(
+        """
+        torchmdla.enable(device="opencl", index=1)
+        def f(x, w):
+            return torch.mm(x, w).relu() + 1
+        assert_matches(run(f, x, w)(x, w), f(x, w))
+        assert runtime.counts(1, 2)["uploads"] and not runtime.counts(0, 2)["uploads"]
+        """,
+        tmp_path,
+        POCL_DEVICES="pthread pthread",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [("index=70", "index 70 is not in"), ("streams=0", "streams 0 is not")]
+)
+def test_options(options: str, message: str, tmp_path: Path) -> None:
+    check(
+        f"""
+        try:
+            torchmdla.enable(device="opencl", {options})
+        except ValueError as error:
+            assert "{message}" in str(error), error
+        else:
+            raise AssertionError("no error")
+        """,
+        tmp_path,
+    )
+
+
+def test_a_device_that_is_absent(tmp_path: Path) -> None:
+    check(
+        """
+        torchmdla.enable(device="opencl", index=9)
+        def f(x, w):
+            return torch.mm(x, w).relu() + 1
+        assert_matches(run(f, x, w)(x, w), f(x, w))
+        (reason,) = torchmdla.stats().fallbacks
+        assert "there is no OpenCL device 9" in reason, reason
+        """,
+        tmp_path,
+    )
