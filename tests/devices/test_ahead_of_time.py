@@ -69,7 +69,7 @@ def save(device: str, folder: Path, **options: Any) -> Path:
 
 
 def read(package: Path, device: str, version: str = "", **environment: str) -> tuple[int, int, int, list[str], str]:
-    """Return packaged groups, compiled and recorded calls, reasons of refusals, and warnings of a process that reads."""
+    """Return packaged groups, compiled and recorded calls, reasons of refusals, and warnings of a reader."""
     done = run_python(
         READ, str(package), str(package.with_name("calls")), device, version,
         PYTHONPATH=PATH, TORCHMDLA_CACHE_DIR=str(package.with_name("cache")), **environment,
@@ -212,7 +212,7 @@ def library_with(folder: Path, old: str, new: str) -> str:
     [
         ('.format = "1"', '.format = "2"', "for device kernels with kernels:format=1, which this one lacks"),
         (".api_version = MDLA_DEVICE_API_VERSION", ".api_version = 9", "is for version 9 of torchmdla/device.h"),
-        ("find_device_call = find_call;", "return NULL;", "the device does not work here"),
+        ('*next++ = "x86-64";', "return NULL;", "the device does not work here"),
         ("if (code->entry) return NULL;", "", "does not load its code: it has no entry"),
     ],
     ids=["format", "version", "refusal", "load"],
