@@ -111,7 +111,7 @@ class Executable:
         self,
         *,
         entry: int,
-        packs: Sequence[tuple[int, str, Sequence[int], int, int]],
+        packs: Sequence[tuple[int, str, Sequence[int], int, int, int]],
         workspace_bytes: int,
         owner: object,
         inputs: Sequence[tuple[str, object]],
@@ -167,9 +167,10 @@ class SplitProgram:
     """Program whose parts run on several devices, in one entry.
 
     Args:
-        parts: for each part its device, the addresses of its entry, workspace function and fault, its workspace bytes,
-            its arguments and results, its packs, its first kernel, whether it counts as a kernel, its transfers and
-            their bytes. An argument or result is the number of a buffer of the program or, after True, of a slot.
+        parts: for each part its device; the addresses of its entry, workspace function, fault, context and wait; its
+            workspace bytes, its arguments and results, the number of results, its packs, its first kernel, whether it
+            counts as a kernel, its transfers and their bytes. An argument or result is the number of a buffer of the
+            program or, after True, of a slot.
         slots: bytes of the slots for intermediates.
         symbols: number of symbols.
     """
@@ -179,7 +180,22 @@ class SplitProgram:
     def __init__(
         self,
         parts: Sequence[
-            tuple[str, int, int, int, int, Sequence[tuple[bool, int]], Sequence[int], int, bool, int, _Terms]
+            tuple[
+                str,
+                int,
+                int,
+                int,
+                int,
+                int,
+                int,
+                Sequence[tuple[bool, int]],
+                int,
+                Sequence[int],
+                int,
+                bool,
+                int,
+                _Terms,
+            ]
         ],
         slots: Sequence[_Terms],
         symbols: int,

@@ -118,9 +118,9 @@ __all__ = [
 _set_logs()
 
 
-def _package_groups(*arguments: Any) -> Any:
+def _package_groups(groups: Any) -> Any:
     """Return the package of a saved graph's groups. The module is imported here: most processes save nothing."""
-    return importlib.import_module("torchmdla.packages.graphs").code_of(*arguments)
+    return importlib.import_module("torchmdla.packages.graphs").code_of(groups)
 
 
 if _missing is None:

@@ -450,7 +450,8 @@ def _use(device: devices.Device) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-    if device is not _device:
+    # The table of an asynchronous device contains one of its options.
+    if device is not _device or isinstance(device, devices.Asynchronous):
         torchscript.use_device(device)
         devices.use(device)
         _device = device

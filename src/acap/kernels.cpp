@@ -17,6 +17,8 @@
 #include <ATen/ops/_native_batch_norm_legit.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_native.h>
+#include <ATen/ops/empty_strided_native.h>
 #include <ATen/ops/ones_like.h>
 #include <torch/library.h>
 
@@ -54,7 +56,7 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          std::optional<at::Device> device, std::optional<bool> pin_memory) {
   check_options(layout, device, pin_memory);
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
-  return wrap_cpu_tensor(at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type)));
+  return wrap_cpu_tensor(at::native::empty_strided_cpu(sizes, strides, type));
 }
 
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
@@ -62,8 +64,8 @@ at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                  std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
   check_options(layout, device, pin_memory);
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
-  return make_tensor(std::make_shared<Value>(
-      at::Tensor(at::detail::empty_cpu(sizes, type, /*pin_memory=*/false, format))));
+  return make_tensor(std::make_shared<Value>(at::native::empty_cpu(
+      sizes, type, at::kStrided, c10::Device(c10::kCPU), /*pin_memory=*/false, format)));
 }
 
 // --- copies -------------------------------------------------------------------------------------
@@ -164,6 +166,18 @@ at::Tensor& set_to_tensor(at::Tensor& self, const at::Tensor& source) {
   return self;
 }
 
+// Change the view that a tensor is. The in-place views (`t_`, `squeeze_`, …) call this op.
+const at::Tensor& as_strided_(const at::Tensor& self, at::IntArrayRef sizes,
+                              at::IntArrayRef strides, std::optional<int64_t> offset) {
+  const Geometry geometry{{sizes.begin(), sizes.end()},
+                          {strides.begin(), strides.end()},
+                          offset.value_or(self.storage_offset()),
+                          self.scalar_type()};
+  geometry.check_fits(self.storage().nbytes());
+  place_in(self, geometry);
+  return self;
+}
+
 at::Tensor& set_to_nothing(at::Tensor& self) {
   const auto empty = at::empty({0}, self.options());
   return set_to_tensor(self, empty);
@@ -235,12 +249,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
 // --- registration -------------------------------------------------------------------------------
 
 // Return whether `op` keeps its composite kernel, which is better than a node: it draws into new
-// memory, or iterates over lists.
+// memory, iterates over lists, or has error messages of its own.
 bool uses_composite_kernel(const OperatorHandle& op) {
   const auto& name = op.operator_name().name;
   return is_random(op) || name.starts_with("aten::_foreach") || name == "aten::_conj" ||
-         name == "aten::_neg_view" || name == "aten::new_empty_strided" ||
-         name == "aten::_thnn_fused_lstm_cell_backward";
+         name == "aten::block_diag" || name == "aten::_neg_view" ||
+         name == "aten::new_empty_strided" || name == "aten::_thnn_fused_lstm_cell_backward";
 }
 
 // Register `record` for ops that have composite kernels. Composite kernels have priority over a
@@ -274,6 +288,7 @@ void register_kernels() {
   aten.impl("set_.source_Storage", &set_to_storage);
   aten.impl("set_.source_Tensor", &set_to_tensor);
   aten.impl("set_", &set_to_nothing);
+  aten.impl("as_strided_", &as_strided_);
   aten.impl("fill_.Scalar", &fill_with);
   aten.impl("zero_", &zero_);
   aten.impl("_efficientzerotensor", &efficient_zeros);

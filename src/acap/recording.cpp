@@ -3,6 +3,7 @@
 #include "cpu_call.h"
 #include "deferred/arguments.h"
 #include "deferred/result_types.h"
+#include "index_checks.h"
 #include "operators.h"
 #include "tensor.h"
 #include "views.h"
@@ -27,31 +28,22 @@ std::atomic<size_t> most_pending_nodes{default_most_pending_nodes};
 
 // --- devices ------------------------------------------------------------------------------------
 
-// Return whether `op` accepts index tensors on the CPU, on any device.
-bool takes_indices_from_cpu(const OperatorHandle& op) {
-  static const std::unordered_set<std::string> names{
-      "aten::index",           "aten::index_put",
-      "aten::index_put_",      "aten::_index_put_impl_",
-      "aten::_unsafe_index",   "aten::_unsafe_index_put",
-      "aten::_index_put_impl", "aten::_unsafe_masked_index"};
-  return names.count(op.operator_name().name) != 0;
-}
-
 void check_devices(const OperatorHandle& op, const std::vector<IValue>& arguments) {
   for (const auto& argument : arguments)
     if (argument.isDevice()) check_index(argument.toDevice());
-  if (takes_indices_from_cpu(op)) return;
+  if (is_indexing(op)) return;
   std::optional<c10::Device> first, other;
   bool has_other_than_scalar = false;
-  for (const auto& argument : arguments)
-    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+  for (size_t i = 0; i < arguments.size(); ++i)
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
       if (!first)
         first = tensor.device();
       else if (tensor.device() != *first)
         other = tensor.device();
-      // A 0-d tensor may come from the CPU.
-      if (!is_acap(tensor) && !(tensor.device().is_cpu() && tensor.dim() == 0))
-        has_other_than_scalar = true;
+      // A 0-d tensor that is read may come from the CPU.
+      const bool may_be_elsewhere =
+          tensor.device().is_cpu() && tensor.dim() == 0 && !op.schema().arguments()[i].is_out();
+      if (!is_acap(tensor) && !may_be_elsewhere) has_other_than_scalar = true;
     });
   TORCH_CHECK(!other || !has_other_than_scalar,
               "Expected all tensors to be on the same device, but found at least two devices, ",
@@ -81,9 +73,9 @@ bool has_cpu_layout(const OperatorHandle& op, const std::vector<IValue>& argumen
 
 // Return whether the meta kernel of `op` accepts sizes and dtypes that the CPU's kernel rejects.
 bool has_cpu_checks(const OperatorHandle& op) {
-  static const std::unordered_set<std::string> names{"aten::as_strided_scatter", "aten::bucketize",
-                                                     "aten::complex", "aten::index_add",
-                                                     "aten::masked_scatter"};
+  static const std::unordered_set<std::string> names{
+      "aten::as_strided_scatter", "aten::bucketize",      "aten::complex",
+      "aten::index_add",          "aten::masked_scatter", "aten::polar"};
   return names.count(op.operator_name().name) != 0;
 }
 
@@ -334,7 +326,7 @@ bool try_to_record(const OperatorHandle& op, const std::vector<IValue>& argument
 void record(const OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::pop(*stack, op.schema().arguments().size());
   check_devices(op, arguments);
-  if (try_to_record(op, arguments, stack)) {
+  if (!has_faulty_indices(op, arguments) && try_to_record(op, arguments, stack)) {
     // Errors of these values are ignored here and reported when the values are read.
     if (pending_nodes() > most_pending_nodes.load(std::memory_order_relaxed)) compute_all();
     return;

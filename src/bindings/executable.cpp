@@ -86,7 +86,8 @@ OutputBinding output_binding(const std::string& kind, const py::object& output) 
 }
 
 using KindAndSource = std::pair<std::string, py::object>;
-using PackEntry = std::tuple<uintptr_t, std::string, std::vector<size_t>, int64_t, uintptr_t>;
+using PackEntry =
+    std::tuple<uintptr_t, std::string, std::vector<size_t>, int64_t, uintptr_t, uintptr_t>;
 
 std::shared_ptr<Executable>
 make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t workspace_bytes,
@@ -119,9 +120,10 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                     {reinterpret_cast<int32_t (*)(void*)>(wait),
                      reinterpret_cast<void (*)(void*)>(forget),
                      reinterpret_cast<const char* (*)()>(fault)}};
-  for (const auto& [function, recipe, arguments, bytes, release] : packs)
+  for (const auto& [function, recipe, arguments, bytes, release, pack_context] : packs)
     code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes,
-                          reinterpret_cast<void (*)(void*)>(release), nullptr, code.context});
+                          reinterpret_cast<void (*)(void*)>(release), nullptr,
+                          reinterpret_cast<void*>(pack_context)});
   std::vector<InPlaceResult> written;
   for (const auto& [result, argument] : in_place)
     written.push_back({result, argument});

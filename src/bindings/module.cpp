@@ -24,8 +24,8 @@ PYBIND11_MODULE(_C, module) {
   set_python_lock({release_gil, take_gil});
   bind_image(module);
   bind_executable(module);
-  bind_devices(module);
   bind_split_program(module);
+  bind_devices(module);
   bind_group(module);
   bind_script_region(module);
   bind_compiler(module);

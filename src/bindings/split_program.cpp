@@ -18,11 +18,11 @@ namespace {
 
 // Exponents and coefficient of each term of a number of bytes.
 using Terms = std::vector<std::pair<std::vector<int64_t>, int64_t>>;
-// Device, addresses of entry, workspace function and fault, workspace bytes, values, packs, first
-// kernel, whether it is a kernel, transfers, their bytes.
-using PartEntry = std::tuple<std::string, uintptr_t, uintptr_t, uintptr_t, int64_t,
-                             std::vector<std::pair<bool, size_t>>, std::vector<size_t>, size_t,
-                             bool, int64_t, Terms>;
+// Device; addresses of entry, workspace function, fault, context and wait; workspace bytes, values,
+// number of results, packs, first kernel, whether it is a kernel, transfers, their bytes.
+using PartEntry = std::tuple<std::string, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
+                             int64_t, std::vector<std::pair<bool, size_t>>, size_t,
+                             std::vector<size_t>, size_t, bool, int64_t, Terms>;
 
 Polynomial polynomial(const Terms& terms) {
   Polynomial result;
@@ -32,8 +32,8 @@ Polynomial polynomial(const Terms& terms) {
 }
 
 SplitProgram::Part part_of(const PartEntry& fields) {
-  const auto& [device, entry, workspace, fault, workspace_bytes, values, packs, first_kernel,
-               is_kernel, transfers, bytes] = fields;
+  const auto& [device, entry, workspace, fault, context, wait, workspace_bytes, values, results,
+               packs, first_kernel, is_kernel, transfers, bytes] = fields;
   SplitProgram::Part part{.device = device,
                           .entry = reinterpret_cast<Entry>(entry),
                           .values = {},
@@ -41,6 +41,9 @@ SplitProgram::Part part_of(const PartEntry& fields) {
                           .workspace_bytes = workspace_bytes,
                           .workspace = reinterpret_cast<SplitProgram::Workspace>(workspace),
                           .fault = reinterpret_cast<SplitProgram::Fault>(fault),
+                          .context = reinterpret_cast<void*>(context),
+                          .wait = reinterpret_cast<SplitProgram::Wait>(wait),
+                          .results = results,
                           .first_kernel = first_kernel,
                           .is_kernel = is_kernel,
                           .transfers = transfers,

@@ -36,6 +36,17 @@ int64_t round_up_slot(int64_t bytes) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
+// Run a part until its results are in host memory, where the next part reads them.
+int32_t run_part(const SplitProgram::Part& part, const c10::SmallVectorImpl<void*>& values) {
+  int32_t status = part.entry(values.data());
+  if (status || !part.wait) return status;
+  for (auto* result : std::span(values.data(), values.size()).last(part.results)) {
+    const auto waited = part.wait(result);
+    status = status ? status : waited;
+  }
+  return status;
+}
+
 void count(const StripedDeviceCounts& counts, const SplitProgram::Part& part,
            std::span<const int64_t> symbols) {
   auto& [parts, transfers, bytes] = counts.local();
@@ -97,7 +108,7 @@ int32_t SplitProgram::run(void* const* buffers) const {
     for (const size_t pack : part.packs)
       packs.push_back(packed[pack]);
     values.assign(buffers_before_arguments, nullptr);
-    values[0] = largest ? memory + end : nullptr;
+    values[0] = part.context ? part.context : largest ? memory + end : nullptr;
     values[1] = packs.empty() ? nullptr : packs.data();
     values[2] = buffers[2];
     for (const auto& [is_intermediate, index] : part.values)
@@ -107,7 +118,7 @@ int32_t SplitProgram::run(void* const* buffers) const {
       clock->begin_part(part.first_kernel);
       if (part.is_kernel) clock->begin(0);
     }
-    if (const auto status = part.entry(values.data())) {
+    if (const auto status = run_part(part, values)) {
       if (has_faults_) failed_part = part.fault;
       return status;
     }
@@ -117,8 +128,7 @@ int32_t SplitProgram::run(void* const* buffers) const {
 }
 
 int32_t SplitProgram::entry(void* const* buffers) {
-  const auto* packed = static_cast<void* const*>(buffers[1]);
-  return (*static_cast<const SplitProgram* const*>(packed[0]))->run(buffers);
+  return static_cast<const SplitProgram*>(buffers[0])->run(buffers);
 }
 
 const char* SplitProgram::fault() {

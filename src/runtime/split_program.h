@@ -30,6 +30,7 @@ class SplitProgram {
 public:
   using Workspace = int64_t (*)(const int64_t* sizes);
   using Fault = const char* (*)();
+  using Wait = int32_t (*)(void* result);
 
   // An argument or result of a part: buffer `index` of the program, or an intermediate in a slot.
   struct Value {
@@ -45,6 +46,9 @@ public:
     int64_t workspace_bytes;
     Workspace workspace; // set for a dynamic program, else null
     Fault fault;         // null if the device has none
+    void* context;       // first buffer in place of the workspace, if set
+    Wait wait;           // null if the results are in host memory when the entry returns
+    size_t results;      // number of the last values that are results
     size_t first_kernel; // number of its first kernel among the program's
     bool is_kernel;      // whether it does not begin kernels itself, and counts as one
     int64_t transfers;   // tensors that move between the device and the host
@@ -61,7 +65,7 @@ public:
   // Run the parts one after the other. Return the status of the first one that fails, or 0.
   int32_t run(void* const* buffers) const;
 
-  // The entry of every split program. Its first pack contains the address of a SplitProgram.
+  // The entry of every split program. The first buffer is its context, the SplitProgram.
   static int32_t entry(void* const* buffers);
 
   // Return why an entry or pack of a split program has just failed on the calling thread.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,10 @@ def test_mixing_devices(dev: torch.device) -> None:
         torch.ones(2, device=dev) + torch.ones(2)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         nn.Linear(2, 2).to(dev)(torch.ones(1, 2))
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        torch.nonzero(torch.ones(2, device=dev), out=torch.tensor(0))
+    with pytest.raises(RuntimeError, match=r"torch\.block_diag: input tensors must all be on the same device"):
+        torch.block_diag(torch.ones(2, 2, device=dev), torch.ones(2, 2))
     assert (torch.ones(2, device=dev) + torch.tensor(1.0)).tolist() == [2, 2]
 
 
@@ -43,6 +48,29 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
         torch.ones(2, device=device), torch.ones(2, dtype=torch.float64, device=device)
     ),
     "write to an expanded": lambda device: torch.ones(3, device=device).expand(2, 3).add_(1),
+    "an index": lambda device: torch.ones(3, 4, device=device)[:, torch.tensor([0, 4], device=device)],
+    "an index of nothing": lambda device: torch.ones(0, 4, device=device)[torch.tensor([0], device=device)],
+    "a negative index of a write": lambda device: operator.setitem(
+        torch.ones(3, device=device), torch.tensor([-4], device=device), 1
+    ),
+    "indices that do not broadcast": lambda device: torch.ones(3, 4, device=device)[
+        torch.tensor([0, 1], device=device), torch.tensor([0, 1, 2], device=device)
+    ],
+    "sizes of written values": lambda device: operator.setitem(
+        torch.ones(3, 4, device=device), torch.tensor([0, 1], device=device), torch.ones(3, 4, device=device)
+    ),
+    "dtype of written values": lambda device: operator.setitem(
+        torch.ones(3, device=device), torch.tensor([0], device=device), torch.ones(1, dtype=torch.int64, device=device)
+    ),
+    "number of masked values": lambda device: operator.setitem(
+        torch.ones(3, device=device), torch.tensor([True, False, True], device=device), torch.ones(3, device=device)
+    ),
+    "sizes of a mask": lambda device: operator.setitem(
+        torch.ones(3, device=device), torch.tensor([True, False], device=device), 1
+    ),
+    "dtypes of a length and an angle": lambda device: torch.polar(
+        torch.ones(2, device=device), torch.ones(2, dtype=torch.float64, device=device)
+    ),
     "index": lambda device: nn.functional.embedding(
         torch.tensor([9], device=device), torch.ones(3, 2, device=device)
     ).cpu(),
@@ -56,6 +84,21 @@ def test_errors_are_pytorchs(dev: torch.device, fault: str) -> None:
     with pytest.raises(type(wanted.value)) as raised:
         _FAULTS[fault](dev)
     assert str(raised.value) == str(wanted.value)
+
+
+def test_masks_of_bytes_cause_a_warning(dev: torch.device) -> None:
+    x = torch.ones(3, device=dev)
+    with pytest.warns(UserWarning, match="dtype torch.uint8"):
+        x[torch.tensor([1, 0, 1], dtype=torch.uint8, device=dev)] = torch.tensor([5.0, 6.0], device=dev)
+    assert x.tolist() == [5, 1, 6]
+
+
+def test_pending_indices_stay_pending(dev: torch.device) -> None:
+    indices = torch.tensor([0, 4], device=dev) + 1
+    picked = torch.ones(3, device=dev)[indices]
+    assert torchmdla.acap.is_pending(picked) and torchmdla.acap.is_pending(indices)
+    with pytest.raises(IndexError):
+        picked.cpu()
 
 
 def test_tensors_stay_usable_after_an_error(dev: torch.device) -> None:

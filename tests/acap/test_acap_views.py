@@ -153,3 +153,20 @@ def test_metadata_in_place(dev: torch.device) -> None:
     assert x.tolist() == [1, 2]
     x.resize_(7)
     assert x.tolist()[:6] == [1, 2, 3, 4, 9, 6]
+
+
+@pytest.mark.parametrize(
+    "transpose", [Tensor.t_, lambda x: x.transpose_(0, 1), lambda x: x.as_strided_((3, 3), (1, 3))]
+)
+def test_a_view_is_transposed_in_place(dev: torch.device, transpose: Callable[[Tensor], Tensor]) -> None:
+    # The sizes of a square stay, so only the strides show that it is another view.
+    def seen(device: Any) -> list[Tensor]:
+        x = torch.arange(9.0).view(3, 3).to(device)
+        view = x.view_as(x)
+        before = view * 2
+        transpose(view)
+        after = view * 2
+        view[0, 1] = 100
+        return [tensor.cpu() for tensor in (before, after, view, x)]
+
+    assert_matches(seen(dev), seen("cpu"), strides=False)

@@ -69,7 +69,7 @@ def save(device: str, folder: Path, **options: Any) -> Path:
 
 
 def read(package: Path, device: str, version: str = "", **environment: str) -> tuple[int, int, int, list[str], str]:
-    """Return packaged groups, compiled and recorded calls, reasons of refusals, and warnings of a reader."""
+    """Return packaged groups, compiled and recorded calls, reasons of refusals, and warnings of a reading process."""
     done = run_python(
         READ, str(package), str(package.with_name("calls")), device, version,
         PYTHONPATH=PATH, TORCHMDLA_CACHE_DIR=str(package.with_name("cache")), **environment,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import torchmdla
 from torchmdla import _C, devices
+from torchmdla.__main__ import main
 from torchmdla.compile_service import service
 from torchmdla.compiler.artifact import DevicePart
 from torchmdla.errors import CompileError
@@ -24,6 +25,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples" / "new_device"))
 
 from far_device import FarDevice
 from numpy_device import NumpyDevice
+from pending_device import PendingDevice
 
 X = torch.randn(2, 8)
 
@@ -90,8 +92,8 @@ def test_values_by_frontend(frontend: Any) -> None:
 def test_parts_and_transfers_are_counted() -> None:
     torchmdla.enable(device="numpy,cpu")
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
-    found = run_and_list_parts(model, X)
-    assert [(part.device, part.transfers, part.bytes) for part in found] == [
+    listed = run_and_list_parts(model, X)
+    assert [(part.device, part.transfers, part.bytes) for part in listed] == [
         ("numpy", 2, 4 * (16 + 32)),
         ("cpu", 0, 0),
         ("numpy", 2, 4 * (32 + 8)),
@@ -124,9 +126,9 @@ def test_explain_lists_devices_and_reasons() -> None:
 )
 def test_a_call_that_a_device_does_not_compile_moves_to_the_next(op: Callable[[Tensor], Tensor], reason: str) -> None:
     torchmdla.enable(device="picky,cpu")
-    found = run_and_list_parts(Around(op).eval(), X)
-    assert [part.device for part in found] == ["picky", "cpu", "picky"]
-    reasons = dict(found[1].reasons)
+    listed = run_and_list_parts(Around(op).eval(), X)
+    assert [part.device for part in listed] == ["picky", "cpu", "picky"]
+    reasons = dict(listed[1].reasons)
     assert len(reasons) == 2 and any(reason in text for text in reasons.values())
     stats = torchmdla.stats()
     assert (stats.fallbacks, stats.left_out, stats.failures) == ({}, {}, 0)
@@ -135,8 +137,8 @@ def test_a_call_that_a_device_does_not_compile_moves_to_the_next(op: Callable[[T
 def test_a_call_that_no_device_compiles_runs_by_eager() -> None:
     torchmdla.enable(device="numpy,picky")
     with pytest.warns(RuntimeWarning, match="aten::atan: no arcs"):
-        found = run_and_list_parts(lambda x: torch.mm(torch.mm(x, x.t()).atan(), x), X)
-    assert {part.device for part in found} == {"numpy"}
+        listed = run_and_list_parts(lambda x: torch.mm(torch.mm(x, x.t()).atan(), x), X)
+    assert {part.device for part in listed} == {"numpy"}
     assert torchmdla.stats().fallbacks == {}
 
 
@@ -153,6 +155,19 @@ def test_an_error_of_eager_is_raised_by_eager() -> None:
         with pytest.raises(RuntimeError, match="index out of range"):
             compiled(bad)
         assert_matches(compiled(good), linear(table(good)))
+
+
+def test_parts_of_an_asynchronous_device_are_waited_for() -> None:
+    device = PendingDevice()
+    devices.register(device)
+    torchmdla.enable(device="pending,cpu")
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+    listed = run_and_list_parts(model, X)
+    assert [part.device for part in listed] == ["pending", "cpu", "pending"]
+    assert device.log[:4] == [("entry", 0), ("wait",)] * 2
+    device.fails = True
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="the device was unplugged"):
+        assert_matches(torchmdla.compile(model, X)(X), model(X), layers=2)
 
 
 def test_training_steps() -> None:
@@ -192,9 +207,9 @@ def test_an_artifact_on_disk_is_used_again() -> None:
 @pytest.mark.parametrize(("width", "device"), [(8, "cpu"), (2048, "far")])
 def test_a_call_stays_where_its_transfers_are_not_worth_it(width: int, device: str) -> None:
     torchmdla.enable(device="far,cpu")
-    found = run_and_list_parts(nn.Linear(width, width).eval(), torch.randn(64, width))
-    assert [part.device for part in found] == [device]
-    reasons = [reason for part in found for _, reason in part.reasons]
+    listed = run_and_list_parts(nn.Linear(width, width).eval(), torch.randn(64, width))
+    assert [part.device for part in listed] == [device]
+    reasons = [reason for part in listed for _, reason in part.reasons]
     assert all("transfers" in reason for reason in reasons) and len(reasons) == (device == "cpu")
 
 
@@ -232,3 +247,8 @@ def test_strict_mode_reports_the_last_error() -> None:
     with pytest.raises(CompileError, match="no arcs"), torch.no_grad():
         torchmdla.compile(lambda x: torch.mm(torch.mm(x, x.t()).atan(), x), X)
     torchmdla.enable(device="numpy,cpu")
+
+
+def test_doctor_reports_what_each_device_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--device", "numpy,cpu"]) == 0
+    assert "numpy ran" in " ".join(capsys.readouterr().out.split())

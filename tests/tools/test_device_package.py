@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -66,6 +67,16 @@ def test_some_of_its_tests_pass(package: Path, installed: Path) -> None:
 def test_all_of_its_tests_pass(package: Path, installed: Path) -> None:
     done = run_tests(package, installed)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.sampled(0)
+def test_its_score(package: Path, installed: Path, tmp_path: Path) -> None:
+    """Check the score of a first run, and that all programs of the package's baseline are right."""
+    options = ("--device", NAME, "--quick", "--jobs", "1", "--baseline", "tests/score.json", "--json", tmp_path / "run")
+    done = run_script("-m", "torchmdla.testing", *options, folder=package, PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stdout + done.stderr
+    *_, summary = map(json.loads, (tmp_path / "run").read_text().splitlines())
+    assert summary["summary"]["score"] >= LEAST_SCORE
 
 
 def test_another_name_is_everywhere() -> None:

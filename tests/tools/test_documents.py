@@ -14,7 +14,7 @@ DOCUMENTS = [
     path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if BLOCK.search(path.read_text())
 ]
 # Optional packages, by document.
-NEEDS = {"ray.md": ("ray.data", "ray.serve")}
+NEEDS = {"ray.md": ("ray.data", "ray.serve"), "device_guide.md": ("torchao",)}
 
 
 def script_of(text: str) -> str:

@@ -32,6 +32,15 @@ def test_the_example_runs_by_every_frontend() -> None:
 
 
 @pytest.mark.sampled(0)
+def test_two_devices_share_programs() -> None:
+    done = run("two_devices.py")
+    assert done.returncode == 0, done.stderr
+    numpy, small, large, training = done.stdout.splitlines()
+    assert "numpy" in numpy and "far" not in small.partition(":")[2] and "far" in large.partition(":")[2]
+    assert training.endswith("gradients as eager")
+
+
+@pytest.mark.sampled(0)
 def test_the_example_of_tosa_runs_packs_again_for_new_weights() -> None:
     done = run("run_tosa.py")
     assert done.returncode == 0, done.stderr

@@ -168,6 +168,16 @@ def test_gradients_run_by_a_frontend_that_compiles_them() -> None:
     assert outcome.compiled_calls and outcome.operators["aten::addmm"] == ""
 
 
+@pytest.mark.parametrize(
+    ("op", "way"), [("conv2d", "torchscript:script"), ("relu", "torchscript:trace"), ("addmm", "dynamo:compile")]
+)
+def test_a_sample_runs_on_the_frontend_that_captures_its_operator(op: str, way: str) -> None:
+    program = next(samples.programs(f"samples.{op}"))
+    outcome = runner._check_on_first(program, 0, devices.get("cpu"))
+    assert outcome is not None and (outcome.way, outcome.status) == (way, "ok")
+    assert is_right(outcome)
+
+
 RAN: Any = {"compiled_calls": 2}
 CAPTURED: Any = {"operators": {"aten::relu": "alone"}}
 NOTHING: Any = {}

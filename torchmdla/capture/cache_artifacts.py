@@ -20,8 +20,8 @@ from torchmdla.compiler.artifact import Artifact
 
 _TYPE = "torchmdla"
 
-# A function of groups, each with a function that returns inputs for it, and of a device's name. It returns the records
-# of a package with the groups' code.
+# A function of groups, each with a function that returns inputs for it. It returns the records of a package with the
+# groups' code.
 Packager = Callable[[Sequence[tuple[_C.Group, Callable[[], Sequence[Any]]]]], Mapping[str, bytes]]
 
 _packager: Packager = lambda groups: {}  # noqa: E731

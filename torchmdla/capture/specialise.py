@@ -438,12 +438,13 @@ def store_speed(
         stored.store(records.SpeedFinding(choice, compiled_seconds, eager_seconds, tuple(left_out)))
 
 
-def packs_of(loaded: devices.LoadedCode, manifest: Manifest) -> list[tuple[int, str, Sequence[int], int, int]]:
+def packs_of(loaded: devices.LoadedCode, manifest: Manifest) -> list[tuple[int, str, Sequence[int], int, int, int]]:
     """Return the packs of loaded code in the form of ``_C.Executable``."""
     releases = loaded.releases or [0] * len(loaded.packs)
+    contexts = loaded.pack_contexts or [loaded.context] * len(loaded.packs)
     return [
-        (address, pack.recipe, pack.arguments, pack.size, release)
-        for address, pack, release in zip(loaded.packs, manifest.packs, releases, strict=True)
+        (address, pack.recipe, pack.arguments, pack.size, release, context)
+        for address, pack, release, context in zip(loaded.packs, manifest.packs, releases, contexts, strict=True)
     ]
 
 

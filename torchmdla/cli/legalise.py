@@ -47,7 +47,7 @@ def _print(results: Iterable[Legalised]) -> int:
 
 def _lines(result: Legalised) -> Iterator[str]:
     always, sometimes = " ".join(sorted(result.always)), " ".join(sorted(result.sometimes))
-    yield f"{result.op}: {always}{f' ({sometimes})' if sometimes else ''}"
+    yield f"{result.op}: {' '.join(filter(None, [always, sometimes and f'({sometimes})']))}"
     for reason, count in sorted(result.refused.items()):
         yield f"    {count} of {result.samples} samples do not compile: {reason}"
 

@@ -117,6 +117,8 @@ class LoadedCode:
             0, or another status if the device failed. It returns 0 at once for other addresses.
         forget: address of ``void forget(void *result)``. The runtime calls it instead of ``wait`` for a result that is
             freed before it was read. Set if ``wait`` is set.
+        pack_contexts: for each pack the address that it gets in place of ``context``, or 0 for the workspace. Empty if
+            all packs get ``context``.
     """
 
     entry: int
@@ -128,6 +130,7 @@ class LoadedCode:
     context: int = 0
     wait: int = 0
     forget: int = 0
+    pack_contexts: tuple[int, ...] = ()
 
 
 class Device(ABC):

@@ -88,7 +88,7 @@ class Quantised(Printable):
         with torch.no_grad(), api.enabled(api.is_enabled() and program is not None):
             for batch in batches_of(data, batches, "comparing"):
                 positional, keywords = _call_of(batch, positions_of(self.reference))
-                expected, actual = reference(*positional, **keywords), quantised(*positional, **keywords)
+                expected, actual = (_run(graph, positional, keywords) for graph in (reference, quantised))
                 errors.add_results(program(*positional, **keywords) if program else actual, expected)
                 for place, name in enumerate(layers):
                     node = others[name]
@@ -137,22 +137,21 @@ def quantise(
         ValueError: the device does not exist or has no quantised form of any operator of the model, the model is in
             training mode, a batch has other sizes, a value is not finite, or there is not any batch.
     """
+    _check_model(model)
     quantizer = quantizer_of(device, float_layers=float_layers, method=method)
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    exported: GraphModule | None = None
     prepared: GraphModule | None = None
     taken = None if isinstance(model, ExportedProgram) else positions_of(model)
     with torch.no_grad(), api.enabled(False):
         for batch in batches_of(data, batches, "calibrating"):
             positional, keywords = _call_of(batch, taken)
             if prepared is None:
-                exported = _export(model, positional, keywords, dynamic_shapes)
-                prepared = prepare_pt2e(exported, quantizer)
+                prepared = prepare_pt2e(_export(model, positional, keywords, dynamic_shapes), quantizer)
                 _check_quantised(prepared, quantizer, device)
-            _calibrate(prepared, positional, keywords)
+                _refuse_infinite_values(prepared)
+            _run(prepared, positional, keywords)
     assert prepared is not None
-    _check_finite(prepared)
     reference = _without_observers(prepared)
     layers = tuple(map(_types_of, quantizer.matches))
     return Quantised(convert_pt2e(prepared), reference, layers, _count_others(reference, quantizer.matches))
@@ -179,16 +178,21 @@ def quantizer_of(
     return DeviceQuantizer(patterns, float_layers, method)
 
 
+def _check_model(model: Any) -> None:
+    if isinstance(model, ExportedProgram):
+        return
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"quantise takes a module or an exported program, got {type(model).__name__}")
+    if model.training:
+        raise ValueError("the model is in training mode: call model.eval() before quantise")
+
+
 def _export(model: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any], dynamic_shapes: Any) -> GraphModule:
     """Return the model as a graph without in-place operators, whose nodes can be quantised one by one."""
-    if isinstance(model, ExportedProgram):
-        program = model
-    elif not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(f"quantise takes a module or an exported program, got {type(model).__name__}")
-    elif model.training:
-        raise ValueError("the model is in training mode: call model.eval() before quantise")
-    else:
-        program = torch.export.export(model, positional, dict(keywords), dynamic_shapes=dynamic_shapes)
+    is_exported = isinstance(model, ExportedProgram)
+    program = (
+        model if is_exported else torch.export.export(model, positional, dict(keywords), dynamic_shapes=dynamic_shapes)
+    )
     graph_module: GraphModule = program.run_decompositions({}).module()
     return graph_module
 
@@ -198,9 +202,14 @@ def _call_of(batch: Any, taken: int | None) -> tuple[tuple[Any, ...], dict[str, 
     return ((), dict(batch)) if isinstance(batch, Mapping) else (arguments_of(batch)[:taken], {})
 
 
-def _calibrate(prepared: GraphModule, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+def _run(model: GraphModule, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    """Return the model's results.
+
+    Raises:
+        ValueError: the arguments have other sizes than those of the export.
+    """
     try:
-        prepared(*positional, **keywords)
+        return model(*positional, **keywords)
     except AssertionError as error:
         if "Guard failed" not in str(error):
             raise
@@ -218,12 +227,19 @@ def _check_quantised(prepared: GraphModule, quantizer: DeviceQuantizer, device: 
         )
 
 
-def _check_finite(prepared: GraphModule) -> None:
+def _refuse_infinite_values(prepared: GraphModule) -> None:
+    """Make the model fail where a value that has to be quantised is not finite."""
     for node, observer in _observers(prepared):
-        for bound in (getattr(observer, name, None) for name in ("min_val", "max_val")):
-            if isinstance(bound, Tensor) and not bound.isfinite().all():
-                (value,) = node.all_input_nodes
-                raise ValueError(f"the calibration data gives values of {value.name!r} that are not finite")
+        name = node.all_input_nodes[0].name
+
+        def check(observer: nn.Module, arguments: tuple[Any, ...], name: str = name) -> None:
+            if not arguments[0].isfinite().all():
+                raise ValueError(
+                    f"the calibration data gives values of {name!r} that are not finite: leave its layer in float "
+                    "(float_layers), or repair the data"
+                )
+
+        observer.register_forward_pre_hook(check)
 
 
 def _observers(graph_module: GraphModule) -> list[tuple[Node, nn.Module]]:

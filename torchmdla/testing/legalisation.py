@@ -63,8 +63,7 @@ def legalise_op(op: str, level: Level = "torch") -> Legalised:
     Raises:
         ValueError: samples of the operator do not exist.
     """
-    options = ImportOptions(composite_ops_of(level))
-    return _collect(op, _programs_of(op, options), lambda program: _operations_of(program, level, None))
+    return _collect(op, _programs_of(op, ImportOptions(composite_ops_of(level))), level, Layouts())
 
 
 def legalise_device(device: Device, ops: Collection[str] = ()) -> Iterator[Legalised]:
@@ -73,44 +72,49 @@ def legalise_device(device: Device, ops: Collection[str] = ()) -> Iterator[Legal
     Args:
         device: the device.
         ops: operators of the device to examine; all that have samples if it is empty.
+
+    Raises:
+        ValueError: the device does not have one of ``ops``, or samples of it do not exist.
     """
+    if missing := [op for op in ops if op not in device.ops]:
+        raise ValueError(f"device {device.name!r} does not have the operator {missing[0]!r}")
     level: Level = "torch"
     layouts, composite_ops = Layouts(), frozenset[str]()
     if isinstance(device, Legalisation):
         level, layouts, composite_ops = device.level, device.layouts, device.composite_ops
 
-    def examine(program: Program) -> frozenset[str]:
-        service.compile_program(_program_for(program, device, device.target()))
-        return _operations_of(program, level, layouts)
-
-    for op in sorted(ops or device.ops.keys() & SAMPLES.keys()):
-        yield _collect(op, _programs_of(op, ImportOptions(composite_ops), device), examine)
+    for op in ops or sorted(device.ops.keys() & SAMPLES.keys()):
+        yield _collect(op, _programs_of(op, ImportOptions(composite_ops), device), level, layouts, device)
 
 
 def _collect(
-    op: str, programs: Iterator[Callable[[], Program]], examine: Callable[[Program], frozenset[str]]
+    op: str, programs: Iterator[Callable[[], Program]], level: Level, layouts: Layouts, device: Device | None = None
 ) -> Legalised:
+    """Return the operations of programs at a level, and why some are refused: by the level, or by ``device``."""
     collected: list[frozenset[str]] = []
     refused: dict[str, int] = defaultdict(int)
+    samples = 0
     for program in programs:
+        samples += 1
         try:
-            collected.append(examine(program()))
+            imported = program()
+            collected.append(_operations_of(imported, level, layouts))
+            if device is not None:
+                service.compile_program(_program_for(imported, device, device.target()))
         except CompileError as error:
             refused[error.reason] += 1
     always = frozenset.intersection(*collected) if collected else frozenset[str]()
-    return Legalised(
-        op, always, frozenset[str]().union(*collected) - always, dict(refused), len(collected) + sum(refused.values())
-    )
+    return Legalised(op, always, frozenset[str]().union(*collected) - always, dict(refused), samples)
 
 
 # Operations of the Torch dialect in the importer's text, without constants and lists.
 _OPERATION = re.compile(r"(?<![!\w.])torch\.(?!constant|prim\.ListConstruct|vtensor)[\w.]+")
 
 
-def _operations_of(program: Program, level: Level, layouts: Layouts | None) -> frozenset[str]:
+def _operations_of(program: Program, level: Level, layouts: Layouts) -> frozenset[str]:
     if level == "torch":
         return frozenset(_OPERATION.findall(program.mlir))
-    probed = _program_for(program, LevelProbe(), target_of(level, layouts or Layouts()))
+    probed = _program_for(program, LevelProbe(), target_of(level, layouts))
     return frozenset(json.loads(service.compile_program(probed).artifact.object_code))
 
 

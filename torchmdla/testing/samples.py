@@ -7,9 +7,11 @@ decides which dtypes an operator supports. A program is named ``samples.add.Tens
 
 from __future__ import annotations
 
+import linecache
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -24,7 +26,7 @@ from torchmdla.testing.device_use import declared_operators
 from torchmdla.testing.op_samples import SAMPLES
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copy_tensor
-from torchmdla.testing.programs.operators import accept_by_position, on_tensors, operator
+from torchmdla.testing.programs.operators import accept_by_position, operator
 
 _PREFIX = "samples."
 
@@ -41,8 +43,27 @@ _USERS = ("aten::neg", "aten::relu", "aten::abs", "aten::add.Tensor", "aten::mul
 # The arguments of operators that are weights.
 _WEIGHTS = frozenset({"weight", "bias", "running_mean", "running_var"})
 
-# A function of the results of a sample.
-_Use = Callable[[Any], Any]
+
+@dataclass(frozen=True)
+class Use:
+    """Use of the results of a sample by another operator of the device.
+
+    Attributes:
+        op: schema name of the operator; empty if the program returns the results themselves.
+        count: number of the operator's arguments, all of them the same result.
+        is_of_list: whether there are several results.
+    """
+
+    op: str = ""
+    count: int = 1
+    is_of_list: bool = False
+
+    def __call__(self, results: Any) -> Any:
+        """Return the results of the operator, for each result of the sample."""
+        if not self.op:
+            return results
+        called = operator(self.op)
+        return tree_map(lambda tensor: called(*[tensor] * self.count), results)
 
 
 @dataclass(frozen=True)
@@ -53,13 +74,13 @@ class SampleCall:
         dtype: torch's name of the dtype.
         index: the number of the sample in the table.
         arguments: the arguments, by position.
-        use: function of the results that the program computes; it returns them unchanged unless they are views.
+        use: the use of the results, if they are views.
     """
 
     dtype: str
     index: int
     arguments: tuple[Any, ...]
-    use: _Use
+    use: Use
 
 
 def names(device: Device) -> list[str]:
@@ -86,54 +107,88 @@ def programs(name: str, seed: int = 0, limit: int | None = None) -> Iterator[Pro
     # Two calls of a cheap operator are worth a group.
     repetitions = 1 if device.ops[op].kind == "compute" else 2
     for call in islice(declared_calls(op, device), limit):
-        make, inputs = _module_of(operator(op), call, repetitions)
-        yield Program(f"{name}.{call.dtype}:{call.index}", make, inputs, tags=frozenset({"python"}))
+        title = f"{name}.{call.dtype}:{call.index}"
+        is_scripted = _is_composite(op) and not call.use.is_of_list
+        make, inputs = _module_of(title, operator(op), call, repetitions, is_scripted)
+        yield Program(title, make, inputs, tags=frozenset({"scripted" if is_scripted else "python"}))
 
 
-def _module_of(called: Any, call: SampleCall, repetitions: int) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
+def _is_composite(op: str) -> bool:
+    """Return whether PyTorch implements an operator by others, which all captures but scripts record in its place.
+
+    An operator that is not in the dispatcher is TorchScript's own.
+    """
+    kernels = torch._C
+    return not kernels._dispatch_has_kernel(op) or bool(
+        kernels._dispatch_has_kernel_for_dispatch_key(op, "CompositeImplicitAutograd")
+    )
+
+
+def _module_of(
+    title: str, called: Any, call: SampleCall, repetitions: int, is_scripted: bool
+) -> tuple[Callable[[], nn.Module], tuple[Tensor, ...]]:
     """Return a factory of a module that calls an operator several times, and its inputs.
 
-    Arguments with the names of weights are buffers of the module, because a device may need them to be constant.
+    Arguments that are weights become buffers, because a device may need them to be constant. The module's class is
+    written as text, which every frontend can capture. TorchScript selects overloads itself, so a scripted module does
+    not name them.
     """
-    names = [argument.name for argument in called._schema.arguments]
-    named = dict(zip(names, call.arguments, strict=False))
-    weights = {name: value for name, value in named.items() if name in _WEIGHTS and isinstance(value, Tensor)}
-    others = [None if name in weights else value for name, value in named.items()]
-    calls = [tree_map_only(Tensor, copy_tensor, others) for _ in range(repetitions)]
-    function, inputs = on_tensors(lambda *calls: calls, calls)
+    schema = called._schema.arguments
+    named = zip((argument.name for argument in schema), call.arguments, strict=False)
+    weights = {name: value for name, value in named if name in _WEIGHTS and isinstance(value, Tensor)}
+    inputs: list[Tensor] = []
+
+    def render_name(called: Any) -> str:
+        name = f"torch.ops.{called._schema.name.replace('::', '.')}"
+        return name if is_scripted else f"{name}.{called._overloadname}"
+
+    def render(value: Any) -> str:
+        if isinstance(value, Tensor):
+            inputs.append(copy_tensor(value))
+            return f"x{len(inputs) - 1}"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(render, value))}]"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
+        return repr(value)
+
+    def render_argument(argument: Any, value: Any) -> str:
+        text = f"self.{argument.name}" if argument.name in weights else render(value)
+        return f"{argument.name}={text}" if argument.kwarg_only else text
+
+    def render_use(result: str) -> str:
+        return f"{render_name(operator(call.use.op))}({', '.join([result] * call.use.count)})"
+
+    lines = []
+    for number in range(repetitions):
+        arguments = map(render_argument, schema, call.arguments)
+        lines.append(f"y{number} = {render_name(called)}({', '.join(arguments)})")
+        if call.use.is_of_list:
+            lines.append(f"y{number} = [{render_use('y')} for y in y{number}]")
+        elif call.use.op:
+            lines.append(f"y{number} = {render_use(f'y{number}')}")
+    lines.append(f"return ({' '.join(f'y{number},' for number in range(repetitions))})")
+    parameters = "".join(f", x{number}: Tensor" for number in range(len(inputs)))
+    sample_class = _class_of(title, f"def forward(self{parameters}):", lines)
 
     def make() -> nn.Module:
-        module = _Sample(called, call.use, function, names)
+        module = sample_class()
         for name, value in weights.items():
             module.register_buffer(name, copy_tensor(value))
         return module
 
-    return make, inputs
+    return make, tuple(inputs)
 
 
-class _Sample(nn.Module):
-    """Module that calls an operator.
-
-    Args:
-        called: the operator.
-        use: function of its results.
-        arguments: function from the inputs of the module to the arguments of each call.
-        names: the names of the operator's arguments. Buffers have the names of those that they replace.
-    """
-
-    def __init__(
-        self, called: Any, use: _Use, arguments: Callable[..., Sequence[Sequence[Any]]], names: Sequence[str]
-    ) -> None:
-        super().__init__()
-        self._called, self._use, self._arguments, self._names = called, use, arguments, names
-
-    def forward(self, *inputs: Tensor) -> Any:
-        call = accept_by_position(self._called)
-        weights = dict(self.named_buffers())
-        return tuple(
-            self._use(call(*(weights.get(name, value) for name, value in zip(self._names, arguments, strict=False))))
-            for arguments in self._arguments(*inputs)
-        )
+def _class_of(title: str, head: str, body: Sequence[str]) -> type[nn.Module]:
+    """Return a module class with one method. Its source is where :mod:`inspect` looks for it."""
+    text = "\n".join(["class Sample(nn.Module):", f"    {head}", *(f"        {line}" for line in body), ""])
+    file = f"<{title}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "Tensor": Tensor, "__name__": __name__}
+    exec(compile(text, file, "exec"), names)
+    result: type[nn.Module] = names["Sample"]
+    return result
 
 
 def declared_calls(op: str, device: Device) -> Iterator[SampleCall]:
@@ -176,11 +231,11 @@ def _forms(sample: tuple[Any, ...]) -> Iterator[tuple[torch.dtype, tuple[Any, ..
         yield dtype, tree_map_only(Tensor, partial(convert, dtype=dtype), sample)
 
 
-def _use_of(called: Any, arguments: tuple[Any, ...], device: Device, is_view: bool) -> _Use | None:
+def _use_of(called: Any, arguments: tuple[Any, ...], device: Device, is_view: bool) -> Use | None:
     """Return the function that the program applies to the results of a call; None if the device does not declare it."""
     if not _has_declared_dtypes(arguments, device):
         return None
-    for use in _users(device) if is_view else (_identity,):
+    for use in _users(device) if is_view else (Use(),):
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -189,27 +244,19 @@ def _use_of(called: Any, arguments: tuple[Any, ...], device: Device, is_view: bo
         except Exception:  # eager does not support the dtype, or the user does not
             continue
         if _has_declared_dtypes((results, used), device):
-            return use
+            return replace(use, is_of_list=is_view and not isinstance(results, Tensor))
     return None
 
 
-def _identity(results: Any) -> Any:
-    return results
-
-
-def _users(device: Device) -> Iterator[_Use]:
-    """Yield functions of one or two equal tensors that the device computes."""
+def _users(device: Device) -> Iterator[Use]:
+    """Yield the uses that the device computes, of one or two equal tensors."""
     for op in dict.fromkeys((*_USERS, *declared_operators(device))):
-        support, called, samples = device.ops.get(op), operator(op), SAMPLES.get(op)
-        if support is None or support.kind == "view" or called is None or not samples:
+        support, samples = device.ops.get(op), SAMPLES.get(op)
+        if support is None or support.kind == "view" or operator(op) is None or not samples:
             continue
         sample = samples[0]
         if len(sample) <= 2 and all(isinstance(argument, Tensor) for argument in sample):
-            yield _on_each_tensor(called, len(sample))
-
-
-def _on_each_tensor(called: Any, count: int) -> _Use:
-    return lambda results: tree_map(lambda tensor: called(*[tensor] * count), results)
+            yield Use(op, len(sample))
 
 
 def _has_declared_dtypes(values: Any, device: Device) -> bool:

@@ -260,7 +260,7 @@ def _kind_of(operation: Any, kinds: Sequence[str]) -> str:
     """Return the kind of the result; empty for what is not a tensor.
 
     Raises:
-        CompileError: there is no instruction for such tensors. The group is then compiled around this operation.
+        CompileError: the device has no instruction for such tensors. The group is then compiled around this operation.
     """
     if operation.name.startswith("torch.constant."):
         return ""

@@ -1,11 +1,10 @@
 """Loader of programs of several devices: each device loads its parts, and one entry in C++ calls them in order.
 
-The entry is one function for all programs. The first packed buffer contains the address of the loaded program.
+The entry is one function for all programs, whose context is the loaded program.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,11 +21,6 @@ class DamagedParts(ValueError):
 
 
 FORMAT = Format(b"mdla-parts\n", 1, "a split program", "compile its program anew", DamagedParts)
-
-_PACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
-
-# Index of a pack's destination among its buffers.
-_DESTINATION = 1
 
 
 def load(artifact: Artifact) -> LoadedCode:
@@ -47,7 +41,7 @@ def _load(artifact: Artifact) -> LoadedCode:
     except (DamagedParts, DamagedArtifact) as error:
         raise CompileError(f"a program of several devices cannot be loaded: {error}") from error
     loaded = [devices.get(part["device"]).load(block) for part, block in zip(description["parts"], blocks, strict=True)]
-    entries, packs, first_kernel = [], 1, 0
+    entries, packs, first_kernel = [], 0, 0
     for part, block, piece, described in zip(
         description["parts"], blocks, loaded, artifact.manifest.parts, strict=True
     ):
@@ -57,8 +51,11 @@ def _load(artifact: Artifact) -> LoadedCode:
                 piece.entry,
                 piece.workspace,
                 piece.fault,
+                piece.context,
+                piece.wait,
                 block.manifest.workspace_bytes,
                 [tuple(value) for value in part["values"]],
+                len(block.manifest.results),
                 list(range(packs, packs + len(piece.packs))),
                 first_kernel,
                 not block.manifest.kernels,
@@ -69,31 +66,20 @@ def _load(artifact: Artifact) -> LoadedCode:
         packs += len(piece.packs)
         first_kernel += max(len(block.manifest.kernels), 1)
     program = _C.SplitProgram(entries, description["slots"], description["symbols"])
-    pack = _PACK(_StoreAddress(program.address))
-    has_releases = any(piece.releases for piece in loaded)
     return LoadedCode(
         entry=_C.SplitProgram.entry,
-        packs=(ctypes.cast(pack, ctypes.c_void_p).value or 0, *(pack for piece in loaded for pack in piece.packs)),
-        owner=(pack, program, loaded),
-        releases=(0, *(r for piece in loaded for r in piece.releases or (0,) * len(piece.packs)))
-        if has_releases
-        else (),
+        packs=tuple(pack for piece in loaded for pack in piece.packs),
+        owner=(program, loaded),
+        releases=tuple(release for piece in loaded for release in piece.releases or (0,) * len(piece.packs)),
         fault=_C.SplitProgram.fault if any(piece.fault for piece in loaded) else 0,
+        context=program.address,
+        pack_contexts=tuple(
+            context for piece in loaded for context in piece.pack_contexts or (piece.context,) * len(piece.packs)
+        ),
     )
 
 
 _shared = SharedCode(_load)
-
-
-class _StoreAddress:
-    """Pack that stores an address."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def __call__(self, buffers: Any) -> int:
-        ctypes.cast(buffers[_DESTINATION], ctypes.POINTER(ctypes.c_void_p))[0] = self._address
-        return 0
 
 
 def _blocks(description: Any, code: bytes) -> Iterator[Artifact]:

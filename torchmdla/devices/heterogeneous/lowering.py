@@ -129,7 +129,7 @@ def _assemble(
     pieces: Sequence[Piece],
     artifacts: Sequence[Artifact],
 ) -> Artifact:
-    """Return one artifact of the pieces' artifacts, whose first pack is the address of the loaded program."""
+    """Return one artifact of the pieces' artifacts."""
     manifests = [artifact.manifest for artifact in artifacts]
     blocks = [artifact.to_bytes() for artifact in artifacts]
     slots, values = assign_slots(pieces, len(program.arguments))
@@ -143,7 +143,7 @@ def _assemble(
             for part, block, buffers in zip(parts, blocks, values, strict=True)
         ],
     }
-    packs = [Pack("program", program.key, (), _POINTER_BYTES)]
+    packs: list[Pack] = []
     kernels: list[KernelCall] = []
     parameters: list[int] = []
     for piece, manifest in zip(pieces, manifests, strict=True):
@@ -170,9 +170,6 @@ def _assemble(
             statistics=_sum_statistics(manifests),
         ),
     )
-
-
-_POINTER_BYTES = 8
 
 
 def _describe(piece: Piece, devices: Sequence[Device], placement: Placement, names: Sequence[str]) -> DevicePart:

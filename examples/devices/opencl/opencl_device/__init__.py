@@ -17,7 +17,7 @@ class OpenclDevice(Device, Asynchronous, Legalisation):
     level = "linalg"
 
     def __init__(self) -> None:
-        self._index, self._streams = 0, 2
+        self.configure()
 
     @property
     def ops(self) -> Mapping[str, OpSupport]:
@@ -25,10 +25,15 @@ class OpenclDevice(Device, Asynchronous, Legalisation):
 
         return OPS
 
-    def configure(self, index: int = 0, streams: int = 2) -> None:
-        """Set the number of the device among those of all drivers, and its number of streams.
+    @property
+    def leaves_results_pending(self) -> bool:
+        return self._asynchronous
 
-        Threads share the streams. A device that is in use keeps its number of streams.
+    def configure(self, index: int = 0, streams: int = 2, asynchronous: bool = True) -> None:
+        """Set the number of the device among those of all drivers, and how it runs.
+
+        Threads share the ``streams``. A device that is in use keeps their number. If ``asynchronous`` is false, each
+        call waits for its results.
 
         Raises:
             ValueError: a number is out of range.
@@ -37,7 +42,7 @@ class OpenclDevice(Device, Asynchronous, Legalisation):
             raise ValueError(f"index {index} is not in 0 … 63")
         if not 1 <= streams <= 16:
             raise ValueError(f"streams {streams} is not in 1 … 16")
-        self._index, self._streams = index, streams
+        self._index, self._streams, self._asynchronous = index, streams, asynchronous
 
     def target(self) -> Target:
         return Target(self.name, features=f"index={self._index}")

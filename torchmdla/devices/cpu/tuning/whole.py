@@ -72,7 +72,7 @@ def measure_in_turn(programs: Sequence[RunningProgram], rounds: int) -> list[lis
 def _executable(artifact: Artifact, loaded: devices.LoadedCode, times: _C.KernelTimes) -> _C.Executable:
     manifest = artifact.manifest
     packs = [
-        (address, pack.recipe, pack.arguments, pack.size, 0)
+        (address, pack.recipe, pack.arguments, pack.size, 0, 0)
         for address, pack in zip(loaded.packs, manifest.packs, strict=True)
     ]
     generator = torch.Generator().manual_seed(0)

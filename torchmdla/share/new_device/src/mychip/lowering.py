@@ -40,7 +40,10 @@ def lower(program: Program) -> Artifact:
         *operations, end = block.operations
         for operation in _used(operations, end):
             values.update(zip(operation.results, _computed(code, operation, values), strict=True))
-        _store_results(code, [values[operand] for operand in end.operands], BEFORE_ARGUMENTS + len(arguments))
+        try:
+            _store_results(code, [values[operand] for operand in end.operands], BEFORE_ARGUMENTS + len(arguments))
+        except NotImplementedError as error:
+            raise CompileError(f"a result: {error}") from None
     return _artifact(program, code, [argument.storage for argument in arguments])
 
 
