@@ -33,6 +33,9 @@ class LibraryCode:
     releases: tuple[int, ...]
     workspace: int
     fault: int
+    context: int
+    wait: int
+    forget: int
 
 class DeviceLibrary:
     """Shared library of a vendor that loads the code of a device (``torchmdla/device.h``).
@@ -67,7 +70,7 @@ def add_events_to_profiler() -> None:
 
 def set_python_devices(
     features: Callable[[str], Set[str] | None],
-    load: Callable[[str, bytes], tuple[int, Sequence[int], Sequence[int], int, int, bool, object]],
+    load: Callable[[str, bytes], tuple[int, Sequence[int], Sequence[int], int, int, bool, int, int, int, object]],
 ) -> None:
     """Set the functions by which packages find what a device's code needs, and load it."""
 

@@ -32,7 +32,7 @@ Libraries& libraries() {
   return instance;
 }
 
-const mdla_device* open_device(const std::string& path, mdla_find_call find_call) {
+const mdla_device* open_device(const std::string& path) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library)
     throw DeviceLibraryError("the device library does not load: " + std::string(dlerror()));
@@ -42,7 +42,7 @@ const mdla_device* open_device(const std::string& path, mdla_find_call find_call
     throw DeviceLibraryError(
         path +
         " is not a device library: it has no function mdla_open_device (torchmdla/device.h)");
-  const auto* const device = open(MDLA_DEVICE_API_VERSION, find_call);
+  const auto* const device = open(MDLA_DEVICE_API_VERSION);
   if (!device) throw DeviceLibraryError(path + ": the device does not work here");
   if (device->api_version != MDLA_DEVICE_API_VERSION)
     throw DeviceLibraryError(path + " is for version " + std::to_string(device->api_version) +
@@ -75,7 +75,7 @@ LibraryCode::LibraryCode(std::shared_ptr<const DeviceLibrary> library,
     packs.push_back(pack.c_str());
   const mdla_artifact artifact{
       object_code.data(),  object_code.size(), names.entry.c_str(), names.workspace.c_str(),
-      names.fault.c_str(), packs.data(),       packs.size()};
+      names.fault.c_str(), packs.data(),       packs.size(),        library_->find_call()};
   if (const auto* const problem = library_->device().load(&artifact, &code_))
     throw DeviceLibraryError("device " + library_->name() + " does not load its code: " + problem);
   if (!code_.entry || (pack_count_ != 0 && !code_.packs)) {
@@ -90,7 +90,7 @@ LibraryCode::~LibraryCode() {
 }
 
 DeviceLibrary::DeviceLibrary(const std::string& path, mdla_find_call find_call)
-    : device_(open_device(path, find_call)) {}
+    : device_(open_device(path)), find_call_(find_call) {}
 
 std::set<std::string> DeviceLibrary::features() const {
   std::set<std::string> features{format_prefix + device_->format};

@@ -71,9 +71,11 @@ public:
   std::set<std::string> features() const;
 
   const mdla_device& device() const { return *device_; }
+  mdla_find_call find_call() const { return find_call_; }
 
 private:
-  const mdla_device* device_;
+  const mdla_device* const device_;
+  const mdla_find_call find_call_;
 };
 
 // Open a library, so that `find_device_library` finds it. It replaces an earlier one of the same

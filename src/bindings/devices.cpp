@@ -28,22 +28,27 @@ struct PythonCode : CodeOwner {
   const std::shared_ptr<PyObject> object;
 };
 
-// Entry, packs, releases, workspace, fault, whether it competes with eager, owner.
+// Entry, packs, releases, workspace, fault, whether it competes with eager, context, wait, forget,
+// owner.
 using CodeFields = std::tuple<uintptr_t, std::vector<uintptr_t>, std::vector<uintptr_t>, uintptr_t,
-                              uintptr_t, bool, py::object>;
+                              uintptr_t, bool, uintptr_t, uintptr_t, uintptr_t, py::object>;
 
 template <class Function> Function as_function(uintptr_t address) {
   return reinterpret_cast<Function>(address);
 }
 
 DeviceCode device_code(const CodeFields& fields) {
-  const auto& [entry, packs, releases, workspace, fault, competes_with_eager, owner] = fields;
+  const auto& [entry, packs, releases, workspace, fault, competes_with_eager, context, wait, forget,
+               owner] = fields;
   DeviceCode code{as_function<Entry>(entry),
                   {},
                   {},
                   as_function<int64_t (*)(const int64_t*)>(workspace),
                   as_function<const char* (*)()>(fault),
                   competes_with_eager,
+                  as_function<void*>(context),
+                  as_function<int32_t (*)(void*)>(wait),
+                  as_function<void (*)(void*)>(forget),
                   std::make_shared<PythonCode>(owner)};
   for (const auto pack : packs)
     code.packs.push_back(as_function<Entry>(pack));
@@ -116,8 +121,19 @@ void bind_devices(py::module& module) {
                              [](const LibraryCode& loaded) {
                                return reinterpret_cast<uintptr_t>(loaded.code().workspace);
                              })
-      .def_property_readonly("fault", [](const LibraryCode& loaded) {
-        return reinterpret_cast<uintptr_t>(loaded.code().fault);
+      .def_property_readonly("fault",
+                             [](const LibraryCode& loaded) {
+                               return reinterpret_cast<uintptr_t>(loaded.code().fault);
+                             })
+      .def_property_readonly("context",
+                             [](const LibraryCode& loaded) {
+                               return reinterpret_cast<uintptr_t>(loaded.code().context);
+                             })
+      .def_property_readonly(
+          "wait",
+          [](const LibraryCode& loaded) { return reinterpret_cast<uintptr_t>(loaded.code().wait); })
+      .def_property_readonly("forget", [](const LibraryCode& loaded) {
+        return reinterpret_cast<uintptr_t>(loaded.code().forget);
       });
   py::class_<DeviceLibrary, std::shared_ptr<DeviceLibrary>>(
       module, "DeviceLibrary", "Library of a vendor that loads the code of a device.")

@@ -159,10 +159,13 @@ void LoadedGroup::run_into(const Choice& choice, Inputs inputs, std::span<std::b
                              ? code->workspace(symbols.begin())
                              : static_cast<int64_t>(code->specialisation->workspace_bytes);
   if (workspace < 0) throw BadBytes("a model's file: a workspace is of a negative size");
-  buffers[0] = scratch.allocate(static_cast<size_t>(workspace));
+  buffers[0] = code->context ? code->context : scratch.allocate(static_cast<size_t>(workspace));
   buffers[1] = const_cast<void**>(code->packed.data());
   buffers[2] = const_cast<int64_t*>(symbols.begin());
-  if (code->entry(buffers) == 0) return;
+  auto status = code->entry(buffers);
+  for (auto* const result : places)
+    if (status == 0 && code->wait) status = code->wait(result);
+  if (status == 0) return;
   const std::string fault = code->fault ? code->fault() : "";
   if (!fault.empty()) throw Error(TMDLA_FAILED, "the device fails: " + fault);
   throw Error(TMDLA_FAILED, "the model reports an error: an index out of bounds, a division by "

@@ -77,6 +77,8 @@ struct Code {
   std::shared_ptr<const void> owner; // an image, or code of a device's library
   int32_t (*entry)(void* const* buffers);
   int64_t (*workspace)(const int64_t* symbols);
+  void* context;                 // first buffer of the entry in place of the workspace, if set
+  int32_t (*wait)(void* result); // copies a result to host memory, if the device is asynchronous
   const char* (*fault)(); // returns why the entry has failed, if a device can fail; else null
   std::vector<const void*> packed;  // buffers of the packs
   std::vector<const void*> weights; // by argument; null for those from elsewhere

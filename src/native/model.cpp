@@ -63,13 +63,9 @@ int validate_threads(int threads) {
 
 // Code of an image, by the names of its functions.
 Code load_image(const Specialisation& specialisation, const std::shared_ptr<const Image>& image) {
-  Code code{&specialisation,
-            image,
-            function<int32_t(void* const*)>(*image, specialisation.entry),
-            nullptr,
-            nullptr,
-            {},
-            {}};
+  Code code{&specialisation, image,   function<int32_t(void* const*)>(*image, specialisation.entry),
+            nullptr,         nullptr, nullptr,
+            nullptr,         {},      {}};
   if (!specialisation.workspace.empty())
     code.workspace = function<int64_t(const int64_t*)>(*image, specialisation.workspace);
   return code;
@@ -82,7 +78,15 @@ Code load_by_library(const Specialisation& specialisation, const DeviceBlock& bl
   const auto loaded =
       std::make_shared<const LibraryCode>(std::move(library), block.object_code, block.names);
   const auto& functions = loaded->code();
-  return {&specialisation, loaded, functions.entry, functions.workspace, functions.fault, {}, {}};
+  return {&specialisation,
+          loaded,
+          functions.entry,
+          functions.workspace,
+          functions.context,
+          functions.wait,
+          functions.fault,
+          {},
+          {}};
 }
 
 // Images of a target that several specialisations share.

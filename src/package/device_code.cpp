@@ -40,6 +40,9 @@ DeviceCode load_image_code(std::span<const std::byte> bytes, const CodeNames& na
                   function<int64_t (*)(const int64_t*)>(image, names.workspace),
                   function<const char* (*)()>(image, names.fault),
                   names.fault.empty(), // code of the CPU cannot fail
+                  nullptr,
+                  nullptr,
+                  nullptr,
                   owner};
   for (const auto& pack : names.packs)
     code.packs.push_back(function<Entry>(image, pack));
@@ -50,7 +53,9 @@ DeviceCode load_library_code(std::shared_ptr<const DeviceLibrary> library,
                              const DeviceBlock& block) {
   const auto owner = std::make_shared<LibraryOwner>(std::move(library), block);
   const auto& loaded = owner->loaded.code();
-  DeviceCode code{loaded.entry, {}, {}, loaded.workspace, loaded.fault, false, owner};
+  DeviceCode code{
+      loaded.entry,  {},   {}, loaded.workspace, loaded.fault, false, loaded.context, loaded.wait,
+      loaded.forget, owner};
   const auto count = owner->loaded.pack_count();
   if (count != 0) code.packs.assign(loaded.packs, loaded.packs + count);
   if (loaded.releases) code.releases.assign(loaded.releases, loaded.releases + count);

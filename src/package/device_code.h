@@ -24,6 +24,9 @@ struct DeviceCode {
   int64_t (*workspace)(const int64_t* sizes) = nullptr;
   const char* (*fault)() = nullptr;
   bool competes_with_eager = false;
+  void* context = nullptr;
+  int32_t (*wait)(void* result) = nullptr;
+  void (*forget)(void* result) = nullptr;
   std::shared_ptr<const CodeOwner> owner;
 };
 

@@ -98,10 +98,12 @@ public:
                       loaded.fault,
                       std::make_shared<KernelTimes>(kernels)};
     code.competes_with_eager = loaded.competes_with_eager;
+    code.context = loaded.context;
+    code.asynchronous = {loaded.wait, loaded.forget, loaded.fault};
     for (size_t i = 0; i < packs.size(); ++i)
       code.packs.push_back({loaded.packs[i], packs[i].recipe, packs[i].arguments, packs[i].bytes,
                             loaded.releases.empty() ? nullptr : loaded.releases[i],
-                            packs[i].find_prebuilt(*content)});
+                            packs[i].find_prebuilt(*content), loaded.context});
     std::vector<InputBinding> bindings;
     for (const auto& input : inputs)
       bindings.push_back(input.bind(subgraph, num_inputs));

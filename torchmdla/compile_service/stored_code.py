@@ -149,7 +149,18 @@ def _load(name: str, block: bytes) -> tuple[Any, ...]:
     device = devices.get(name)
     loaded = device.load(_artifact_of(block))
     competes = isinstance(device, devices.HostProcessor) and device.competes_with_eager
-    return loaded.entry, loaded.packs, loaded.releases, loaded.workspace, loaded.fault, competes, loaded
+    return (
+        loaded.entry,
+        loaded.packs,
+        loaded.releases,
+        loaded.workspace,
+        loaded.fault,
+        competes,
+        loaded.context,
+        loaded.wait,
+        loaded.forget,
+        loaded,
+    )
 
 
 def install() -> None:

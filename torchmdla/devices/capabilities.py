@@ -229,7 +229,17 @@ class LibraryLoading(ABC):
             )
         except _C.DeviceLibraryError as error:
             raise CompileError(str(error)) from error
-        return LoadedCode(code.entry, code.packs, code, code.workspace, code.releases, code.fault)
+        return LoadedCode(
+            code.entry,
+            code.packs,
+            code,
+            code.workspace,
+            code.releases,
+            code.fault,
+            code.context,
+            code.wait,
+            code.forget,
+        )
 
 
 class Tuning(ABC):

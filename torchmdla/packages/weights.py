@@ -77,21 +77,22 @@ def run_packs(
     """Run the packs and return their buffers, as bytes.
 
     ``arguments`` are the program's arguments by position. The entry of a pack is None if it needs other arguments, or
-    if its buffer must be released, because it has a handle that is valid in this process only.
+    if its buffer is valid in this process only: it must be released, or it is not made of parameters.
 
     Raises:
         CompileError: a pack reports an error, because the parameters violate an assumption of the code.
     """
     workspace = _buffer(manifest.workspace_bytes)
+    first = loaded.context or workspace.data_ptr()
     buffers: list[torch.Tensor | None] = []
     releases = loaded.releases or [0] * len(loaded.packs)
     for address, pack, release in zip(loaded.packs, manifest.packs, releases, strict=True):
-        if release or not all(place in arguments for place in pack.arguments):
+        if release or not pack.arguments or not all(place in arguments for place in pack.arguments):
             buffers.append(None)
             continue
         buffer = _buffer(pack.size)
-        operands = [workspace, buffer, *(arguments[place] for place in pack.arguments)]
-        addresses = (ctypes.c_void_p * len(operands))(*(operand.data_ptr() for operand in operands))
+        operands = [buffer, *(arguments[place] for place in pack.arguments)]
+        addresses = (ctypes.c_void_p * (1 + len(operands)))(first, *(operand.data_ptr() for operand in operands))
         if ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address)(ctypes.cast(addresses, ctypes.c_void_p)):
             raise CompileError("packing the parameters failed")
         buffers.append(buffer)

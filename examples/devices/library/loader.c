@@ -11,7 +11,6 @@ typedef struct loaded {
   mdla_entry packs[];
 } loaded;
 
-static mdla_find_call find_device_call;
 static const char *const calls[] = {"mdla_are_events_recorded", "mdla_record_event", NULL};
 static _Thread_local char problem[256];
 
@@ -48,7 +47,7 @@ static const char *load(const mdla_artifact *artifact, mdla_code *code) {
   /* The code calls the runtime through pointers with the names of the calls. */
   for (const char *const *call = calls; *call; ++call) {
     void **pointer = dlsym(object, *call);
-    if (pointer) *pointer = find_device_call(*call);
+    if (pointer) *pointer = artifact->find_call(*call);
   }
   if (code->entry) return NULL;
   unload(code);
@@ -66,9 +65,8 @@ static const mdla_device device = {
     .unload = unload,
 };
 
-const mdla_device *mdla_open_device(uint32_t api_version, mdla_find_call find_call) {
+const mdla_device *mdla_open_device(uint32_t api_version) {
   if (api_version < MDLA_DEVICE_API_VERSION) return NULL;
-  find_device_call = find_call;
   const char **next = features;
 #if defined(__x86_64__)
   *next++ = "x86-64";

@@ -18,6 +18,10 @@ extern "C" {
 /* Entry or pack (docs/design/abi.md). It returns 0 on success. */
 typedef int32_t (*mdla_entry)(void* const* buffers);
 
+/* Return the address of a device call (docs/design/abi.md#device-calls), or null if the runtime
+ * does not have it. */
+typedef void* (*mdla_find_call)(const char* name);
+
 /* Code that a compiler has made. `object_code` is what the device's `lower` returned. The names are
  * those of its manifest; an absent one is an empty string. The memory is valid until `load`
  * returns. */
@@ -29,17 +33,21 @@ typedef struct mdla_artifact {
   const char* fault;
   const char* const* packs;
   size_t pack_count;
+  mdla_find_call find_call; /* of the runtime that loads the code; valid for ever */
 } mdla_artifact;
 
 /* Code in this process. Its functions and arrays are valid until `unload`. */
 typedef struct mdla_code {
+  void* context; /* first buffer of entry and packs in place of the workspace; null for none */
   mdla_entry entry;
   const mdla_entry* packs; /* one for each pack of the artifact; null without packs */
   void (*const* releases)(
       void* buffer); /* for each pack a function or null; null if no pack has one */
   int64_t (*workspace)(const int64_t* sizes); /* null for a program of fixed sizes */
-  const char* (*fault)(void); /* null if the code fails only where PyTorch's operators do */
-  void* owner;                /* for `unload` */
+  const char* (*fault)(void);    /* null if the code fails only where PyTorch's operators do */
+  int32_t (*wait)(void* result); /* of an asynchronous device (docs/design/abi.md); else null */
+  void (*forget)(void* result);  /* set if `wait` is set */
+  void* owner;                   /* for `unload` */
 } mdla_code;
 
 typedef struct mdla_device {
@@ -58,13 +66,9 @@ typedef struct mdla_device {
   void (*unload)(const mdla_code* code);
 } mdla_device;
 
-/* Return the address of a device call (docs/design/abi.md#device-calls), or null if the runtime
- * does not have it. */
-typedef void* (*mdla_find_call)(const char* name);
-
 /* Return the device, which lives as long as the process. Return null if it does not work here.
  * `api_version` is the version of the runtime. */
-const mdla_device* mdla_open_device(uint32_t api_version, mdla_find_call find_call);
+const mdla_device* mdla_open_device(uint32_t api_version);
 
 #ifdef __cplusplus
 }
