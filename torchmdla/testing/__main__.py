@@ -219,7 +219,7 @@ def _names(options: argparse.Namespace) -> list[tuple[str, str]]:
     """Return the programs to run: the module that makes them, and their names.
 
     Raises:
-        NotAvailableError: there are none, or a module, a dtype or a form is not available.
+        NotAvailableError: no program is selected, or a module, a dtype or a form is not available.
     """
     if options.opinfo:
         sources = {opinfo.__name__: opinfo.names(options.dtype.split(","), options.forms.split(","))}
