@@ -139,8 +139,8 @@ def test_strides_are_the_cpus(dev: torch.device, op: str, order: tuple[int, ...]
 def test_new_memory_of_deterministic_algorithms(dev: torch.device) -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        made = [torch.empty(3, device=dev), torch.empty_strided((2, 2), (4, 1), dtype=torch.int64, device=dev)]
+        empty = [torch.empty(3, device=dev), torch.empty_strided((2, 2), (4, 1), dtype=torch.int64, device=dev)]
     finally:
         torch.use_deterministic_algorithms(False)
-    assert made[0].isnan().all()
-    assert made[1].eq(torch.iinfo(torch.int64).max).all()
+    assert empty[0].isnan().all()
+    assert empty[1].eq(torch.iinfo(torch.int64).max).all()
