@@ -4,11 +4,21 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
 
 namespace torchmdla {
 
+// TorchScript's lists of optional tensors have a type of their own, which IValue's test of the
+// pointer does not recognise.
+inline bool is_list_of_optional_tensors(const c10::IValue& value) {
+  if (!value.isList() || value.isTensorList()) return false;
+  const auto type = value.toList().elementType();
+  const auto* optional = type->castRaw<c10::OptionalType>();
+  return optional && optional->getElementType()->kind() == c10::TypeKind::TensorType;
+}
+
 inline bool is_list_of_tensors(const c10::IValue& value) {
-  return value.isTensorList() || value.isOptionalTensorList();
+  return value.isTensorList() || is_list_of_optional_tensors(value);
 }
 
 template <class Visit> void for_each_tensor(const c10::IValue& value, Visit visit) {

@@ -140,7 +140,7 @@ bool append_types(const std::vector<IValue>& arguments, Signature& signature) {
       if (!tensor.is_non_overlapping_and_dense())
         signature.append(tensor.strides().begin(), tensor.strides().end());
     });
-    if (!argument.isOptionalTensorList()) {
+    if (!is_list_of_optional_tensors(argument)) {
       if (!append_signature(argument, signature)) return false;
       continue;
     }

@@ -144,3 +144,16 @@ def test_new_memory_of_deterministic_algorithms(dev: torch.device) -> None:
         torch.use_deterministic_algorithms(False)
     assert empty[0].isnan().all()
     assert empty[1].eq(torch.iinfo(torch.int64).max).all()
+
+
+def test_a_script_writes_to_elements_of_a_mask(dev: torch.device) -> None:
+    """Check lists of optional tensors of TorchScript, whose type differs from those of Python."""
+
+    @torch.jit.script
+    def write(x: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+        x[mask] = value
+        return x
+
+    x = torch.tensor([1.0, 5, 2])
+    result = write(x.to(dev), x.to(dev) > 3, torch.tensor(7.0, device=dev))
+    assert torch.equal(result.cpu(), write(x.clone(), x > 3, torch.tensor(7.0)))

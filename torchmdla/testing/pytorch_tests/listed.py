@@ -16,11 +16,9 @@ _NAMES = "the test expects the name or the tensor class of the CPU, or of CUDA"
 _READS = "the test reads thousands of numbers one by one, and acap runs a graph for each"
 _WARNINGS = "PyTorch warns when it makes a tensor, and acap infers the types of equal calls once"
 _ALPHA = "a fault: types of a sum are inferred once for alpha=True and alpha=1.1, and the second one must raise"
-_SCRIPTED_WRITE = "a fault: the result of a scripted function that writes through a mask cannot be read"
 
 LISTED: Mapping[str, str] = {
     "TestBufferProtocol": _NUMPY,
-    "TestIndexing.test_jit_indexing": _SCRIPTED_WRITE,
     "TestOldViewOps.test_flatten": _QUANTISED,
     "TestOldViewOps.test_ravel": _QUANTISED,
     "TestTensorCreation.test_tensor_ctor_device_inference": _SPARSE,
