@@ -92,3 +92,18 @@ def test_a_device_that_another_process_cannot_instantiate_is_reported(tmp_path: 
     output = run_with_device(tmp_path, definition)
     assert f"cannot make device 'foreign' from foreign_device.Device: {why}" in output
     assert "TORCHMDLA_COMPILE_IN_PROCESS=1" in output
+
+
+@pytest.mark.sampled(0)
+def test_a_device_is_found_in_a_folder_that_the_program_adds_after_its_first_compile(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    folder.mkdir()
+    (folder / "foreign_device.py").write_text(DEVICE.replace("FUNCTION", "cos"))
+    begin = f"""
+        import sys, torch, torchmdla
+        torchmdla.compile(lambda x: (x.tan() * 2).softmax(1), torch.rand(4, 4))(torch.rand(4, 4))
+        torchmdla.reset_stats()
+        sys.path.append({str(folder)!r})
+        from foreign_device import Device
+    """
+    assert run_with_device(tmp_path, textwrap.dedent(begin)) == "cos 1 0 {} False"

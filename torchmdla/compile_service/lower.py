@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchmdla import devices
@@ -52,13 +52,15 @@ def as_compile_error(error: Exception) -> CompileError:
 class Origin:
     """Module and qualified name of the class of a device, and the versions that its artifacts depend on.
 
-    A compiler process creates the device of the user's process from it.
+    A compiler process creates the device of the user's process from it. ``path`` is ``sys.path`` of the user's process,
+    which may have changed since the compiler process began.
     """
 
     name: str
     module: str
     qualname: str
     versions: tuple[tuple[str, str], ...]
+    path: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def all_of(cls, program: Program) -> list[Origin]:
@@ -69,7 +71,7 @@ class Origin:
             return []
         versions = [producers(part) for part in parts] if len(parts) > 1 else [program.versions]
         return [
-            cls(part.name, type(part).__module__, type(part).__qualname__, version)
+            cls(part.name, type(part).__module__, type(part).__qualname__, version, tuple(sys.path))
             for part, version in zip(parts, versions, strict=True)
         ]
 
@@ -89,6 +91,7 @@ class Origin:
             return
         if known is not None and known.versions != self.versions:
             _forget(self.module)
+        sys.path += [folder for folder in self.path if folder not in sys.path]
         try:
             factory = importlib.import_module(self.module)
             for part in self.qualname.split("."):
