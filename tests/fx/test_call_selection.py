@@ -101,7 +101,7 @@ def test_scripted_programs_are_divided_after_the_first_run() -> None:
 def test_explain_has_the_reason() -> None:
     op, _, x, _ = CASES["shape"]
     report = torchmdla.explain(torch.export.export(Around(op), (x,)), x)
-    assert ["an odd width" in reason.reason for reason in report.reasons if reason.op == "aten::tanh"] == [True]
+    assert any("an odd width" in reason.reason for reason in report.reasons if reason.op == "aten::tanh")
 
 
 def test_strict_mode_raises_where_groups_are_formed() -> None:

@@ -46,7 +46,7 @@ def test_it_shows_its_interface_alone() -> None:
 
 
 def test_the_interface_has_a_version() -> None:
-    assert torchmdla_runtime.api_version() == 2
+    assert torchmdla_runtime.api_version() == 3
 
 
 def test_arguments_that_are_none(mlp: Exported) -> None:

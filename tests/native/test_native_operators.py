@@ -110,7 +110,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> torchmdla_runtime.Model:
     assert program.refused == []
     path = tmp_path_factory.mktemp("operators") / "operators.tmdla"
     with path.open("wb") as file:
-        Model([Target("any", "any", [], [])], program, None, weights, {}).write(file)
+        Model([Target("any", "any", [], "cpu", [])], program, None, weights, {}).write(file)
     return torchmdla_runtime.Model(path)
 
 
