@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import time
 
-from torch_mlir import ir
-
 from torchmdla.compiler.artifact import Artifact, Manifest, Pack
-from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.errors import CompileError
@@ -27,6 +24,11 @@ def lower(program: Program) -> Artifact:
     if program.symbols:
         raise CompileError("the mdla device takes no sizes that vary")
     start = time.perf_counter()
+    # Not at the top: the loader imports this module, in processes that do not compile.
+    from torch_mlir import ir
+
+    from torchmdla.compiler.mlir import new_context
+
     try:
         from torchmdla.devices.levels.onnx.model import onnx_program
     except ModuleNotFoundError as error:
