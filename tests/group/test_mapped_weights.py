@@ -161,6 +161,8 @@ def with_version(weight: Tensor) -> None:
 @pytest.mark.parametrize("write", [all_of, row, one_element, by_pointer, with_version])
 @pytest.mark.parametrize("way", VARIANTS)
 def test_writes_are_noticed(way: Callable[..., nn.Module], write: Callable[[Tensor], None], tmp_path: Path):
+    # Fast algorithms have errors of the size of the weights, which the writes enlarge.
+    torchmdla.enable(algorithms="direct")
     module, x = lookup()
     program = way(module, x, tmp_path)
     for number in range(3):

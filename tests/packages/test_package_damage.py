@@ -363,7 +363,7 @@ def with_manifest(alter: Callable[[Manifest], dict[str, Any]]) -> Callable[[form
     def altered(code: TargetCode | None) -> TargetCode:
         assert code is not None
         manifest = replace(code.artifact.manifest, **alter(code.artifact.manifest))
-        return TargetCode(replace(code.artifact, manifest=manifest), [None] * len(manifest.packs))
+        return TargetCode(code.device, replace(code.artifact, manifest=manifest), [None] * len(manifest.packs))
 
     return lambda target: replace(target, codes=list(map(altered, target.codes)))
 
