@@ -93,7 +93,9 @@ def _constant(operation: Any) -> int | float | bool | None:
     if operation.name.startswith("torch.constant."):
         return None if operation.name.endswith("none") else operation.attributes["value"].value
     if operation.name not in INSTRUCTIONS and operation.name != "torch.prim.ListConstruct":
-        raise CompileError(f"there is no instruction for {operation.name}", diagnostic=str(operation.location))
+        raise CompileError(
+            f"the device does not have an instruction for {operation.name}", diagnostic=str(operation.location)
+        )
     return None
 
 

@@ -139,7 +139,9 @@ def _code_of(function: Any) -> dict[str, Any]:
         operation = view.operation
         attributes = {name: _plain(operation.attributes[name]) for name in operation.attributes}
         if operation.name not in INSTRUCTIONS and not operation.name.startswith("tosa.const"):
-            raise CompileError(f"there is no instruction for {operation.name}", diagnostic=str(operation.location))
+            raise CompileError(
+                f"the device does not have an instruction for {operation.name}", diagnostic=str(operation.location)
+            )
         code.append((operation.name, [numbers[value] for value in operation.operands], attributes))
         numbers[operation.results[0]] = len(numbers)
     return {

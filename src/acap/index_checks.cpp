@@ -58,8 +58,8 @@ bool is_indexing(const c10::OperatorHandle& op) {
   return names.count(op.operator_name().name) != 0;
 }
 
-bool has_faulty_indices(const c10::OperatorHandle& op, const std::vector<IValue>& arguments) {
-  if (!is_indexing(op) || arguments.size() < 2 || !arguments[1].isList()) return false;
+bool has_faulty_indices(const std::vector<IValue>& arguments) {
+  if (arguments.size() < 2 || !arguments[1].isList()) return false;
   const auto& self = arguments[0].toTensor();
   // Indices of the same sizes as the given ones. A mask is replaced by the indices that it selects.
   c10::List<IValue> indices(c10::OptionalType::create(c10::TensorType::get()));

@@ -11,9 +11,9 @@ namespace torchmdla::acap {
 // Return whether `op` indexes a tensor by a list of tensors. These may be on the CPU.
 bool is_indexing(const c10::OperatorHandle& op);
 
-// Return whether the CPU's kernel warns about the call or rejects it, as far as the computed
-// indices show. Meta kernels check neither indices nor the sizes of written values. Pending indices
-// are not computed: their errors are raised when the result is read.
-bool has_faulty_indices(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments);
+// Return whether the CPU's kernel warns about a call that indexes or rejects it, as far as the
+// computed indices show. Meta kernels check neither indices nor the sizes of written values.
+// Pending indices are not computed: their errors are raised when the result is read.
+bool has_faulty_indices(const std::vector<c10::IValue>& arguments);
 
 } // namespace torchmdla::acap

@@ -28,10 +28,11 @@ std::atomic<size_t> most_pending_nodes{default_most_pending_nodes};
 
 // --- devices ------------------------------------------------------------------------------------
 
-void check_devices(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+void check_devices(const OperatorHandle& op, const std::vector<IValue>& arguments,
+                   bool reads_indices) {
   for (const auto& argument : arguments)
     if (argument.isDevice()) check_index(argument.toDevice());
-  if (is_indexing(op)) return;
+  if (reads_indices) return; // Indices may be on the CPU.
   std::optional<c10::Device> first, other;
   bool has_other_than_scalar = false;
   for (size_t i = 0; i < arguments.size(); ++i)
@@ -325,8 +326,9 @@ bool try_to_record(const OperatorHandle& op, const std::vector<IValue>& argument
 
 void record(const OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::pop(*stack, op.schema().arguments().size());
-  check_devices(op, arguments);
-  if (!has_faulty_indices(op, arguments) && try_to_record(op, arguments, stack)) {
+  const bool reads_indices = is_indexing(op);
+  check_devices(op, arguments, reads_indices);
+  if (!(reads_indices && has_faulty_indices(arguments)) && try_to_record(op, arguments, stack)) {
     // Errors of these values are ignored here and reported when the values are read.
     if (pending_nodes() > most_pending_nodes.load(std::memory_order_relaxed)) compute_all();
     return;

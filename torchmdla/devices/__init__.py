@@ -6,9 +6,6 @@ import importlib
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from torchmdla.devices.capabilities import (
     Arithmetic,
     Asynchronous,
@@ -178,7 +175,7 @@ def address_of_call(name: str) -> int:
 
     address = _C.address_of_symbol(name) if name.startswith("mdla_") else 0
     if not address:
-        raise ValueError(f"there is no device call {name!r}")
+        raise ValueError(f"device call {name!r} does not exist")
     return address
 
 
@@ -219,6 +216,10 @@ def _check_version(entry: EntryPoint) -> None:
     Raises:
         ValueError: it requires another version.
     """
+    # Not at the top: each start imports this module, and few have a device of a package.
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
     for requirement in map(Requirement, (entry.dist and entry.dist.requires) or ()):
         is_ours = canonicalize_name(requirement.name) == "torchmdla"
         if entry.dist and is_ours and not requirement.specifier.contains(__version__, prereleases=True):

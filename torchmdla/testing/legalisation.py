@@ -129,7 +129,7 @@ def _programs_of(op: str, options: ImportOptions, device: Device | None = None) 
     """Yield functions that import the samples of an operator; with a device, those that it takes."""
     called = operator(op)
     if called is None or op not in SAMPLES:
-        raise ValueError(f"there are no samples of {op!r}")
+        raise ValueError(f"operator {op!r} does not have samples")
     for arguments in SAMPLES[op]:
         for variant in _VARIANTS:
             if (subgraph := _subgraph_of(called, variant(arguments))) is None:

@@ -160,7 +160,7 @@ def _statement(operation: Any, places: Mapping[Any, str], constants: Mapping[Any
     tensors = [operand for operand in operands if operand in places]
     inner = [_shape(result)[-len(_shape(tensor)) :] == _shape(tensor) for tensor in tensors]
     if operation.name not in ELEMENTWISE or not all(inner):
-        raise CompileError(f"there is no kernel for {operation.name}", diagnostic=str(operation.location))
+        raise CompileError(f"no kernel computes {operation.name}", diagnostic=str(operation.location))
     alpha = next((constants[operand] for operand in operands if operand in constants), 1)
     reads = (
         f"const float {name} = {places[tensor]}[i % {_count(tensor)}];"

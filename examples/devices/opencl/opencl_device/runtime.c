@@ -167,7 +167,7 @@ static int open_device(int index, int streams, struct device* device) {
   cl_int error = 0;
   const int count = find_device(index, &device->id);
   if (!device->id) {
-    snprintf(fault, sizeof fault, "there is no OpenCL device %d: the drivers have %d devices",
+    snprintf(fault, sizeof fault, "OpenCL device %d does not exist: the drivers have %d devices",
              index, count);
     return 1;
   }
@@ -197,7 +197,7 @@ static int open_device(int index, int streams, struct device* device) {
 struct device* opencl_device(int index, int streams) {
   fault[0] = 0;
   if (index < 0 || index >= MAX_DEVICES || streams < 1 || streams > MAX_STREAMS) {
-    snprintf(fault, sizeof fault, "there is no OpenCL device %d with %d streams", index, streams);
+    snprintf(fault, sizeof fault, "OpenCL device %d with %d streams does not exist", index, streams);
     return NULL;
   }
   pthread_mutex_lock(&devices_mutex);
