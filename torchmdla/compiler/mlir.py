@@ -82,16 +82,21 @@ def ops_named(root: Any, names: Collection[str]) -> list[Any]:
     return ops
 
 
+def nodes_in(text: str) -> frozenset[int]:
+    """Return the numbers of the group's nodes in the locations that ``text`` contains, such as a diagnostic."""
+    return frozenset(map(int, _NODE.findall(text)))
+
+
 def nodes_of(op: Any) -> frozenset[int]:
     """Return the numbers of the group's nodes that an op computes, from its locations and those of inner ops."""
-    numbers = set(_NODE.findall(str(op.location)))
+    numbers = set(nodes_in(str(op.location)))
 
     def visit(inner: Any) -> Any:
-        numbers.update(_NODE.findall(str(inner.location)))
+        numbers.update(nodes_in(str(inner.location)))
         return ir.WalkResult.ADVANCE
 
     op.walk(visit)
-    return frozenset(map(int, numbers))
+    return frozenset(numbers)
 
 
 def run(module: ir.Module, *passes: str, verify_each: bool = True) -> None:

@@ -178,11 +178,6 @@ class ProgramGraph:
         copies.update(zip(operation.results, copy.results, strict=True))
 
 
-def numbers_in(diagnostic: str) -> set[int]:
-    """Return the numbers of the nodes that a compiler's message contains, in locations."""
-    return set(map(int, re.findall(r'\("graph":(\d+)', diagnostic)))
-
-
 def _is_copied(operation: Any) -> bool:
     """Return whether each part gets a copy: a literal, or an operation that returns numbers and lists only."""
     results = list(operation.results)

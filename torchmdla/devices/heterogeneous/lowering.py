@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torchmdla.compiler.artifact import Artifact, DevicePart, KernelCall, Manifest, Pack
-from torchmdla.compiler.mlir import convert_errors, shared_context
+from torchmdla.compiler.mlir import convert_errors, nodes_in, shared_context
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import Size, terms
 from torchmdla.devices.device import Device
 from torchmdla.devices.heterogeneous import has_own_memory
 from torchmdla.devices.heterogeneous.cutting import Cutter, Piece, assign_slots
-from torchmdla.devices.heterogeneous.graph import Call, ProgramGraph, numbers_in
+from torchmdla.devices.heterogeneous.graph import Call, ProgramGraph
 from torchmdla.devices.heterogeneous.loader import FORMAT
 from torchmdla.devices.heterogeneous.placement import OPTION, Costs, Part, Placement
 from torchmdla.errors import CompileError
@@ -102,7 +102,7 @@ def _find_culprits(failed: _PieceError, cutter: Cutter, devices: Sequence[Device
     if error.retry_after is not None:
         raise error
     calls = piece.part.calls
-    numbers = set(error.nodes) | numbers_in(error.diagnostic)
+    numbers = set(error.nodes) | nodes_in(error.diagnostic)
     if named := [call for call in calls if call.node in numbers] or [call for call in calls if error.op in call.names]:
         return named
     if piece.program.symbols or piece.part.device == len(devices) - 1:
