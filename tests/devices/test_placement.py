@@ -54,6 +54,17 @@ def test_two_devices_are_divided_at_the_least_cost(edges: list[tuple[int, int]],
     assert math.isclose(total, best, rel_tol=1e-9, abs_tol=1e-9)
 
 
+def test_sums_of_costs_that_are_rounded() -> None:
+    """Check a program whose cut had an edge that was full but for rounding: a refused call was on its device."""
+    costs: dict[int, tuple[float | str, ...]] = {0: (0.0, 1.3376568029529379), 1: (0.0, "refused"), 2: (0.0, 0.0)}
+    links = Link(0.0, 1.707674069200225, 0.5), Link(0.0, 0.0, 0.0)
+    with shared_context():
+        graph = ProgramGraph(program_of([(0, 0), (0, 1), (0, 1)]))
+        placement = Placement(graph, Costs(True, links, costs))
+        parts = placement.parts()
+    assert {call.place: part.device for part in parts for call in part.calls}[1] == 0
+
+
 @settings(max_examples=25)
 @given(edges=programs(), data=st.data())
 def test_parts_are_in_the_order_of_their_values(edges: list[tuple[int, int]], data: st.DataObject) -> None:

@@ -147,11 +147,10 @@ class Placement:
         import networkx
 
         inside = set(places)
-        network = networkx.DiGraph()
-        network.add_nodes_from(("here", "there"))
+        edges: list[tuple[object, object, float]] = []
 
         def connect(source: object, target: object, capacity: float) -> None:
-            network.add_edge(source, target, **({} if math.isinf(capacity) else {"capacity": capacity}))
+            edges.append((source, target, capacity))
 
         for place in places:
             here, others = self._seconds[place][device], self._seconds[place][device + 1 :]
@@ -172,6 +171,13 @@ class Placement:
             for user in users:
                 connect(("out", number), user, math.inf)
                 connect(user, ("in", number), math.inf)
+        # Integers: an edge that is full but for rounding would not be part of the cut.
+        largest = max((capacity for *_, capacity in edges if 0 < capacity < math.inf), default=1.0)
+        network = networkx.DiGraph()
+        network.add_nodes_from(("here", "there"))
+        for source, target, capacity in edges:
+            limit = {} if math.isinf(capacity) else {"capacity": int(capacity / largest * 2**60)}
+            network.add_edge(source, target, **limit)
         _, (here_side, _) = networkx.minimum_cut(
             network, "here", "there", flow_func=networkx.algorithms.flow.boykov_kolmogorov
         )
