@@ -43,7 +43,7 @@ def test_nothing_is_recorded_unless_it_is_observed() -> None:
 
 
 def test_unknown_call() -> None:
-    with pytest.raises(ValueError, match="no device call 'mdla_nothing'"):
+    with pytest.raises(ValueError, match="device call 'mdla_nothing' does not exist"):
         devices.address_of_call("mdla_nothing")
 
 
