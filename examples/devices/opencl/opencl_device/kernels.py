@@ -329,8 +329,7 @@ class _Kernel:
         if isinstance(scalar, ir.Attribute):
             from opencl_device.scalars import number
 
-            typed = ir.FloatAttr(scalar) if ir.FloatAttr.isinstance(scalar) else ir.IntegerAttr(scalar)
-            return number(typed, register_type(element or str(typed.type)))
+            return number(scalar, register_type(element or str(scalar.type)))
         if scalar in self._generator._scalars:
             return self.load(self._generator._scalars[scalar], [])
         op = scalar.owner.operation
