@@ -252,3 +252,9 @@ def test_strict_mode_reports_the_last_error() -> None:
 def test_doctor_reports_what_each_device_ran(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--device", "numpy,cpu"]) == 0
     assert "numpy ran" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_for_the_native_runtime_has_one_device(tmp_path: Path) -> None:
+    torchmdla.enable(device="numpy,cpu")
+    with pytest.raises(TypeError, match=r"divides each program.*torchmdla\.enable\(device='cpu'\) before the export"):
+        torchmdla.export_native(build(), X, tmp_path / "model.native")

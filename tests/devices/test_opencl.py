@@ -62,10 +62,10 @@ def check(code: str, tmp_path: Path, **environment: str) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["mlp", "resnet18"])
 def test_a_model_runs_and_trains(model: str) -> None:
-    done = run("-W", "ignore", "run.py", "--models", model)
+    done = run("-W", "ignore", "run.py", "--small", "--models", model)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert sum("as eager" in line for line in lines) == 4
+    assert sum("as eager" in line for line in lines) == 5
     assert lines[-1] == "fallbacks: none"
 
 

@@ -55,6 +55,11 @@ def freestanding_target_of(device: devices.Device, name: str) -> Target:
         TypeError: the device does not have such code.
         ValueError: the device does not have the target.
     """
+    if isinstance(device, devices.Composition):
+        raise TypeError(
+            f"device {device.name!r} divides each program, and a file for the runtime without Python has the code of "
+            f"one device: call torchmdla.enable(device={devices.parts_of(device)[-1].name!r}) before the export"
+        )
     target = target_of(device, name)
     if isinstance(device, devices.LibraryLoading):
         return target

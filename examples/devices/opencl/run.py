@@ -1,11 +1,11 @@
-"""Run and train an MLP and a small ResNet-18 on an OpenCL device, and compare with eager PyTorch."""
+"""Run and train an MLP and ResNet-18 on an OpenCL device, and compare with eager PyTorch."""
 
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,71 +20,86 @@ from torchmdla import lazy
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS, ModelSpec
 
-STEPS = 4
+BATCH = 2
+STEPS = 6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--index", type=int, default=0, help="number of the device among those of all drivers; 0")
     parser.add_argument("--models", default="mlp,resnet18", help="names between commas; mlp,resnet18")
+    parser.add_argument("--side", type=int, default=64, help="height and width of images; 64")
+    parser.add_argument("--small", action="store_true", help="the models with fewer channels")
     options = parser.parse_args()
     torchmdla.devices.register(OpenclDevice())
     torchmdla.enable(device="opencl", index=options.index)
+    lazy.initialize("opencl")
     print(runtime.description(options.index, streams=2))
     for name in options.models.split(","):
-        model = MODELS[name].reduced()
-        infer(name, model)
-        train(name, model)
+        model = MODELS[name].reduced() if options.small else MODELS[name]
+        infer(name, model, options.side)
+        train(name, model, options.side)
     print(", ".join(f"{count} {name}" for name, count in runtime.counts(options.index, streams=2).items()))
     print(f"fallbacks: {torchmdla.stats().fallbacks or 'none'}")
 
 
-def infer(name: str, spec: ModelSpec) -> None:
-    """Run a model in TorchScript and torch.compile."""
-    model, inputs = spec.build(), spec.inputs(batch=2)
+def infer(name: str, spec: ModelSpec, side: int) -> None:
+    """Run a model in TorchScript, torch.compile and on PyTorch's lazy device."""
+    model, inputs = spec.build(), spec.inputs(BATCH, side)
+    on_lazy, lazy_inputs = spec.build().to("lazy"), [x.to("lazy") for x in inputs]
     with torch.no_grad():
         expected = model(*inputs)
-        frontends = {
-            "TorchScript": torchmdla.compile(model, *inputs),
-            "torch.compile": torch.compile(model, backend="torchmdla", options={"device": "opencl"}),
+        scripted = torchmdla.compile(model, *inputs)
+        compiled = compile_for_opencl(model)
+        frontends: dict[str, Callable[[], Tensor]] = {
+            "TorchScript": lambda: scripted(*inputs),
+            "torch.compile": lambda: compiled(*inputs),
+            "lazy": lambda: on_lazy(*lazy_inputs).cpu(),
         }
-        for frontend, compiled in frontends.items():
-            for _ in range(3):
+        for frontend, run in frontends.items():
+            for _ in range(STEPS):
                 start = time.perf_counter()
-                result = compiled(*inputs)
+                result = run()
                 seconds = time.perf_counter() - start
             assert_matches(result, expected, layers=spec.layers)
             print(f"{name:<10} {frontend:<14} as eager, {seconds * 1e3:.1f} ms")
 
 
-def train(name: str, spec: ModelSpec) -> None:
+def train(name: str, spec: ModelSpec, side: int) -> None:
     """Train a model for some steps by torch.compile and on PyTorch's lazy device."""
-    inputs = spec.inputs(batch=4)
-    eager = spec.build().train()
-    targets = torch.zeros(4, dtype=torch.int64)
-    expected = steps(eager, eager, inputs, targets)
-    compiled = spec.build().train()
-    program = torch.compile(compiled, backend="torchmdla", options={"device": "opencl"})
-    losses = {"torch.compile": steps(program, compiled, inputs, targets)}
-    lazy.initialize("opencl")
-    on_lazy = copy.deepcopy(spec.build().train()).to("lazy")
-    losses["lazy"] = steps(on_lazy, on_lazy, tuple(x.to("lazy") for x in inputs), targets.to("lazy"))
-    for frontend, result in losses.items():
+    inputs, targets = spec.inputs(BATCH, side), torch.zeros(BATCH, dtype=torch.int64)
+    eager, model, on_lazy = spec.build().train(), spec.build().train(), spec.build().train().to("lazy")
+    expected, _ = steps(eager, eager, inputs, targets)
+    runs = {
+        "torch.compile": steps(compile_for_opencl(model), model, inputs, targets),
+        "lazy": steps(on_lazy, on_lazy, tuple(x.to("lazy") for x in inputs), targets.to("lazy")),
+    }
+    for frontend, (result, seconds) in runs.items():
         assert_matches(result, expected, layers=spec.layers * STEPS)
-        print(f"{name:<10} {frontend:<14} trains as eager: loss {result[0]:.4f} → {result[-1]:.4f}")
+        first, *_, last = result["losses"]
+        print(f"{name:<10} {frontend:<14} trains as eager: loss {first:.4f} → {last:.4f}, {seconds:.2f} s a step")
 
 
-def steps(program: nn.Module, model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
-    """Return the losses of some steps of gradient descent."""
+def compile_for_opencl(model: nn.Module) -> nn.Module:
+    compiled: nn.Module = torch.compile(model, backend="torchmdla", options={"device": "opencl"})
+    return compiled
+
+
+def steps(
+    program: nn.Module, model: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor
+) -> tuple[dict[str, Tensor], float]:
+    """Return the losses of some steps of gradient descent and the model's tensors, and the time of the last step."""
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for _ in range(STEPS):
+        start = time.perf_counter()
         optimiser.zero_grad()
         loss = nn.functional.cross_entropy(program(*inputs), targets)
         loss.backward()
         optimiser.step()
         losses.append(loss.detach().cpu())
-    return torch.stack(losses)
+        seconds = time.perf_counter() - start
+    return {"losses": torch.stack(losses), **{name: x.cpu() for name, x in model.state_dict().items()}}, seconds
 
 
 if __name__ == "__main__":

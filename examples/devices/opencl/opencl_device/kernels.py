@@ -63,11 +63,13 @@ class Generator:
     Attributes:
         steps: the calls of kernels, in order.
         literals: the contents of constant tensors, by buffer.
+        failure: the number that kernels set to 1 if a check fails.
     """
 
     def __init__(self, function: Any, arguments: Sequence[Buffer]) -> None:
         self.steps: list[Step] = []
         self.literals: dict[Buffer, bytes] = {}
+        self.failure = View.whole(Buffer("failure", 4, 0), "i32", ())
         self._function = function
         self._kernels: dict[str, str] = {}
         self._views: dict[Any, View] = {}
@@ -93,10 +95,9 @@ class Generator:
         *operations, end = self._function.regions[0].blocks[0].operations
         for operation in operations:
             op = operation.operation
-            if not any(isinstance(result.type, ir.RankedTensorType) for result in op.results):
-                if op.name.startswith(("arith.", "math.", "tensor.extract")):
-                    continue  # Kernels compute the numbers that they use.
-                raise unsupported(op)
+            makes_tensors = any(isinstance(result.type, ir.RankedTensorType) for result in op.results)
+            if op.name.startswith(("arith.", "math.", "tensor.extract")) and not makes_tensors:
+                continue  # Kernels compute the numbers that they use.
             handler = _HANDLERS.get(op.name)
             if handler is None:
                 raise unsupported(op)
@@ -141,7 +142,8 @@ class Generator:
     def _writable(self, value: Any) -> View:
         """Return the memory of a tensor that the next op changes, which is a copy if anything else reads the tensor."""
         view = self._view(value)
-        is_own = value in self._uniform or value.owner.operation.name == "tensor.insert_slice"
+        is_written = isinstance(value, ir.OpResult) and value.owner.operation.name == "tensor.insert_slice"
+        is_own = value in self._uniform or is_written
         return view if is_own and len(list(value.uses)) == 1 else self._copied(view)
 
     def _add(self, kernel: _Kernel, sizes: Sequence[int], parallel: Sequence[int]) -> None:
@@ -234,6 +236,11 @@ class Generator:
         offset = sum(place * stride for place, stride in zip(low, view.strides, strict=True))
         self._copy(self._view(source), replace(view, shape=shape_of(source), offset=offset))
 
+    def check(self, op: Any) -> None:
+        kernel = _Kernel(self)
+        kernel.check(kernel.outside(op.operands[0]))
+        self._add(kernel, (), ())
+
     def generic(self, op: Any) -> None:
         maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
         loops = maps[0].n_dims
@@ -278,6 +285,7 @@ class Generator:
 
 _HANDLERS: Mapping[str, Callable[[Generator, Any], None]] = {
     "arith.constant": Generator.constant,
+    "cf.assert": Generator.check,
     "linalg.generic": Generator.generic,
     "tensor.cast": Generator.cast,
     "tensor.collapse_shape": Generator.collapse_shape,
@@ -334,8 +342,21 @@ class _Kernel:
             return self.load(self._generator._scalars[scalar], [])
         op = scalar.owner.operation
         if op.name == "tensor.extract":
-            return self.operand(op.operands[0], [self.outside(index) for index in list(op.operands)[1:]])
+            return self.extract(op, self.outside)
         return expression(op, [self.outside(operand) for operand in op.operands])
+
+    def extract(self, op: Any, text_of: Callable[[Any], str]) -> str:
+        """Return an element of a tensor. Indices that depend on data are checked."""
+        tensor, *indices = op.operands
+        texts = [text_of(index) for index in indices]
+        for index, text, size in zip(indices, texts, shape_of(tensor), strict=True):
+            if _depends_on_data(index):
+                self.check(f"{text} >= 0 && {text} < {size}")
+        return self.operand(tensor, texts)
+
+    def check(self, condition: str) -> None:
+        """End the work item, and let the call fail, if a condition is false."""
+        self.line(f"if (!({condition})) {{ b{self._parameter(self._generator.failure)}[0] = 1; return; }}")
 
     def body(self, block: Any, values: dict[Any, str]) -> list[str]:
         """Write the ops of a block, and return the values that it yields."""
@@ -346,12 +367,15 @@ class _Kernel:
         *operations, end = block.operations
         for operation in operations:
             op = operation.operation
+            if op.name == "cf.assert":
+                self.check(text_of(op.operands[0]))
+                continue
             if len(op.regions) or len(op.results) != 1:
                 raise unsupported(op)
             if op.name == "linalg.index":
                 text = f"d{ir.IntegerAttr(op.attributes['dim']).value}"
             elif op.name == "tensor.extract":
-                text = self.operand(op.operands[0], [text_of(index) for index in list(op.operands)[1:]])
+                text = self.extract(op, text_of)
             else:
                 text = expression(op, [text_of(operand) for operand in op.operands])
             values[op.results[0]] = self.define(op.results[0], text)
@@ -387,6 +411,19 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 def _element(value: Any) -> str:
     return str(ir.RankedTensorType(value.type).element_type)
+
+
+def _depends_on_data(number: Any) -> bool:
+    """Return whether a number is computed from elements of tensors or from arguments."""
+    pending, seen = [number], set[Any]()
+    while pending:
+        value = pending.pop()
+        if not isinstance(value, ir.OpResult) or value.owner.operation.name == "tensor.extract":
+            return True
+        if value not in seen:
+            seen.add(value)
+            pending += value.owner.operation.operands
+    return False
 
 
 def _reassociation(op: Any) -> list[list[int]]:

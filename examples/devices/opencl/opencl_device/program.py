@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["argument", "pack", "literal", "temporary", "result"]
+Kind = Literal["argument", "pack", "literal", "temporary", "result", "failure"]
 
 
 @dataclass(eq=False)
@@ -17,7 +17,7 @@ class Buffer:
 
     Attributes:
         kind: the source of its memory. ``number`` counts the arguments, packs, results or literals. Temporary buffers
-            with the same number share memory.
+            with the same number share memory. ``"failure"`` is a number that is 0 before the call.
         bytes: its size.
     """
 

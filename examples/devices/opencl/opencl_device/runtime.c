@@ -420,7 +420,7 @@ void opencl_forget(void* address) {
 // --- programs
 // --------------------------------------------------------------------------------------------------
 
-enum kind { ARGUMENT, PACK, LITERAL, TEMPORARY, RESULT };
+enum kind { ARGUMENT, PACK, LITERAL, TEMPORARY, RESULT, FAILURE };
 
 struct slot {
   int32_t kind, number;
@@ -550,6 +550,16 @@ static struct stream* stream_of_thread(struct device* device) {
   return &device->stream[number % device->streams];
 }
 
+// Return a new buffer with a copy of host memory, or null.
+static struct buffer* upload(struct call* call, void* host, int64_t bytes) {
+  struct buffer* buffer = allocate(call->stream, (size_t)bytes, 1);
+  if (buffer && transfer(call->stream->upload, buffer, host, (size_t)bytes, 1) != 0) {
+    release(buffer);
+    return NULL;
+  }
+  return buffer;
+}
+
 // Return the buffer of an argument: a result that is in device memory, or a copy of host memory.
 static struct buffer* bind_argument(struct call* call, const struct slot* slot) {
   struct device* device = call->program->device;
@@ -560,13 +570,8 @@ static struct buffer* bind_argument(struct call* call, const struct slot* slot) 
     return buffer;
   }
   if (opencl_wait(address) != 0) return NULL; // a result of another device
-  buffer = allocate(call->stream, (size_t)slot->bytes, 1);
   count(&device->uploads);
-  if (buffer && transfer(call->stream->upload, buffer, address, (size_t)slot->bytes, 1) != 0) {
-    release(buffer);
-    return NULL;
-  }
-  return buffer;
+  return upload(call, address, slot->bytes);
 }
 
 // Temporary buffers with equal numbers share memory.
@@ -596,6 +601,8 @@ static struct buffer* bind(struct call* call, int32_t place) {
     return bind_temporary(call, place);
   case RESULT:
     return allocate(call->stream, (size_t)slot->bytes, 0);
+  case FAILURE:
+    return upload(call, &(int32_t){0}, slot->bytes);
   }
   retain(shared);
   return shared;
@@ -633,6 +640,16 @@ static int run_kernels(struct call* call) {
   return 0;
 }
 
+// Wait for the kernels if they check their inputs. Return whether a check or the transfer failed.
+static int checks_failed(struct call* call) {
+  int32_t failure = 0;
+  for (int32_t i = 0; i < call->program->slots; ++i)
+    if (call->program->slot[i].kind == FAILURE &&
+        transfer(call->stream->download, call->buffers[i], &failure, sizeof failure, 0) != 0)
+      return 1;
+  return failure;
+}
+
 static int run(struct call* call) {
   struct program* program = call->program;
   for (int32_t i = 0; i < program->slots; ++i) {
@@ -650,6 +667,7 @@ static int run(struct call* call) {
     if (!call->buffers[i]->is_shared) set_event(call->buffers[i], done);
   cl.clReleaseEvent(done);
   TRY(clFlush, call->stream->compute);
+  if (checks_failed(call) != 0) return 1;
   for (int32_t i = 0; i < program->slots; ++i) {
     const struct slot* slot = &program->slot[i];
     if (slot->kind == RESULT)

@@ -17,7 +17,7 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.devices import LoadedCode
 from torchmdla.errors import CompileError
 
-_KINDS = ("argument", "pack", "literal", "temporary", "result")
+_KINDS = ("argument", "pack", "literal", "temporary", "result", "failure")
 _PACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 
