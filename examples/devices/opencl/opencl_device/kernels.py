@@ -236,6 +236,32 @@ class Generator:
         offset = sum(place * stride for place, stride in zip(low, view.strides, strict=True))
         self._copy(self._view(source), replace(view, shape=shape_of(source), offset=offset))
 
+    def scatter(self, op: Any) -> None:
+        """Write blocks, one after the other, because their places may be equal: each row of indices is a place."""
+        updates, rows, whole = op.operands
+        sizes, shape = shape_of(updates), shape_of(whole)
+        indexed = list(ir.DenseI64ArrayAttr(op.attributes["dimension_map"]))
+        view = self._views[op.results[0]] = self._writable(whole)
+        # Loop 0 is over the blocks, and loop k > 0 over the dimension `first + k` of a block.
+        first = len(shape) - len(sizes)
+        parallel = [k for k in range(1, len(sizes)) if first + k not in indexed]
+        kernel = _Kernel(self)
+        for k in sorted({*range(len(sizes))} - {*parallel}):
+            kernel.line(f"for (place d{k} = 0; d{k} < {sizes[k]}; ++d{k}) {{")
+        places = [f"d{d - first}" if d > first else "0" for d in range(len(shape))]
+        for number, d in enumerate(indexed):
+            kernel.line(f"const long i{number} = {kernel.operand(rows, ['d0', str(number)])} + {places[d]};")
+            places[d] = f"i{number}"
+            kernel.check(f"i{number} >= 0 && i{number} < {shape[d]}")
+        block = op.regions[0].blocks[0]
+        texts = kernel.operand(updates, [f"d{k}" for k in range(len(sizes))]), kernel.load(view, places)
+        values = {
+            argument: kernel.define(argument, text) for argument, text in zip(block.arguments, texts, strict=True)
+        }
+        kernel.store(view, places, *kernel.body(block, values))
+        kernel.line("}" * (len(sizes) - len(parallel)))
+        self._add(kernel, sizes, parallel)
+
     def check(self, op: Any) -> None:
         kernel = _Kernel(self)
         kernel.check(kernel.outside(op.operands[0]))
@@ -294,6 +320,7 @@ _HANDLERS: Mapping[str, Callable[[Generator, Any], None]] = {
     "tensor.extract_slice": Generator.extract_slice,
     "tensor.insert_slice": Generator.insert_slice,
     "tensor.pad": Generator.pad,
+    "tm_tensor.scatter": Generator.scatter,
 }
 
 

@@ -46,6 +46,8 @@ _TEXTS: Mapping[str, str] = {
     "arith.shrsi": "({0} >> {1})",
     "arith.maxsi": "max({0}, {1})",
     "arith.minsi": "min({0}, {1})",
+    "arith.maxui": "({t})max(({u}){0}, ({u}){1})",
+    "arith.minui": "({t})min(({u}){0}, ({u}){1})",
     "arith.negf": "(-{0})",
     "arith.remf": "fmod({0}, {1})",
     "arith.maximumf": "(isnan({0}) || {0} > {1} ? {0} : {1})",
