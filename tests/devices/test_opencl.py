@@ -65,7 +65,8 @@ def test_a_model_runs_and_trains(model: str) -> None:
     done = run("-W", "ignore", "run.py", "--small", "--models", model)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert sum("as eager" in line for line in lines) == 5
+    counts = [int(line.split(", ")[-1].split()[0]) for line in lines if "as eager" in line]
+    assert len(counts) == 5 and all(counts), lines
     assert lines[-1] == "fallbacks: none"
 
 
@@ -74,6 +75,66 @@ def test_the_conformance_run() -> None:
     device = "opencl_device:OpenclDevice"
     done = run("-m", "torchmdla.testing", "--device", device, "--filter", "products.linear", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_constants_written_arguments_and_equal_places(tmp_path: Path) -> None:
+    check(
+        """
+        places = torch.tensor([[2, 0, 2, 2]])
+        cases = [
+            (lambda x, w: torch.ones_like(x) * 2 + x, x, w),
+            (lambda x, w: torch.select_scatter(x, w[0], 0, 1) * 2 + x, x, w),
+            (lambda x, places: torch.scatter_add(x, 0, places, x[:1, :4].exp()) * 2, x, places),
+        ]
+        for function, *arguments in cases:
+            compiled = torch.jit.trace(function, arguments)
+            for _ in range(3):
+                assert_matches(compiled(*arguments), function(*arguments))
+        assert runtime.counts(0, 2)["downloads"] and not torchmdla.stats().fallbacks, torchmdla.stats().fallbacks
+        """,
+        tmp_path,
+    )
+
+
+def test_failed_checks_are_errors_of_eager(tmp_path: Path) -> None:
+    check(
+        """
+        from torch import Tensor
+        from torch.nn import functional
+
+        def embed(table: Tensor, places: Tensor):
+            return functional.embedding(places, table) * 2 + 1
+
+        def index(x: Tensor, places: Tensor):
+            return x[places] * 2 + 1
+
+        def compare(x: Tensor, y: Tensor):
+            return functional.binary_cross_entropy(x, y) * 2 + 1
+
+        good, unit = torch.tensor([1, 15]), x.sigmoid()
+        cases = [
+            (embed, (x, good), (x, good + 1)),
+            (index, (x, -good), (x, -good - 2)),
+            (compare, (unit, unit), (unit + 1, unit)),
+        ]
+        for function, right, wrong in cases:
+            compiled = run(function, *right)
+            try:
+                function(*wrong)
+            except (IndexError, RuntimeError) as error:
+                expected = str(error)
+            before = runtime.counts(0, 2)["downloads"]
+            try:
+                compiled(*wrong)
+            except (IndexError, RuntimeError) as error:
+                assert expected in str(error), error
+            else:
+                raise AssertionError("no error")
+            assert_matches(compiled(*right), function(*right))
+            assert runtime.counts(0, 2)["downloads"] > before
+        """,
+        tmp_path,
+    )
 
 
 def test_results_stay_on_the_device(tmp_path: Path) -> None:

@@ -37,13 +37,13 @@ def main() -> None:
     print(runtime.description(options.index, streams=2))
     for name in options.models.split(","):
         model = MODELS[name].reduced() if options.small else MODELS[name]
-        infer(name, model, options.side)
-        train(name, model, options.side)
+        infer(name, model, options.side, options.index)
+        train(name, model, options.side, options.index)
     print(", ".join(f"{count} {name}" for name, count in runtime.counts(options.index, streams=2).items()))
     print(f"fallbacks: {torchmdla.stats().fallbacks or 'none'}")
 
 
-def infer(name: str, spec: ModelSpec, side: int) -> None:
+def infer(name: str, spec: ModelSpec, side: int, index: int) -> None:
     """Run a model in TorchScript, torch.compile and on PyTorch's lazy device."""
     model, inputs = spec.build(), spec.inputs(BATCH, side)
     on_lazy, lazy_inputs = spec.build().to("lazy"), [x.to("lazy") for x in inputs]
@@ -57,15 +57,17 @@ def infer(name: str, spec: ModelSpec, side: int) -> None:
             "lazy": lambda: on_lazy(*lazy_inputs).cpu(),
         }
         for frontend, run in frontends.items():
+            before = results_until_now(index)
             for _ in range(STEPS):
                 start = time.perf_counter()
                 result = run()
                 seconds = time.perf_counter() - start
             assert_matches(result, expected, layers=spec.layers)
-            print(f"{name:<10} {frontend:<14} as eager, {seconds * 1e3:.1f} ms")
+            count = results_until_now(index) - before
+            print(f"{name:<10} {frontend:<14} as eager, {seconds * 1e3:.1f} ms, {count} results from the device")
 
 
-def train(name: str, spec: ModelSpec, side: int) -> None:
+def train(name: str, spec: ModelSpec, side: int, index: int) -> None:
     """Train a model for some steps by torch.compile and on PyTorch's lazy device.
 
     Each step increases the rounding errors of the steps before. Eager steps in float64 show by how much.
@@ -76,18 +78,27 @@ def train(name: str, spec: ModelSpec, side: int) -> None:
     expected, _ = steps(eager, eager, inputs, targets)
     in_float64, _ = steps(exact.double(), exact, tuple(x.double() for x in inputs), targets)
     runs = {
-        "torch.compile": steps(compile_for_opencl(model), model, inputs, targets),
-        "lazy": steps(on_lazy, on_lazy, tuple(x.to("lazy") for x in inputs), targets.to("lazy")),
+        "torch.compile": (compile_for_opencl(model), model, inputs, targets),
+        "lazy": (on_lazy, on_lazy, tuple(x.to("lazy") for x in inputs), targets.to("lazy")),
     }
-    for frontend, (result, seconds) in runs.items():
+    for frontend, arguments in runs.items():
+        before = results_until_now(index)
+        result, seconds = steps(*arguments)
+        count = results_until_now(index) - before
         assert_matches(result, expected, layers=spec.layers * STEPS, others=[in_float64])
         first, *_, last = result["losses"]
-        print(f"{name:<10} {frontend:<14} trains as eager: loss {first:.4f} → {last:.4f}, {seconds:.2f} s a step")
+        print(f"{name:<10} {frontend:<14} trains as eager: loss {first:.4f} → {last:.4f}, {seconds:.2f} s a step, ", end="")
+        print(f"{count} results from the device")
 
 
 def compile_for_opencl(model: nn.Module) -> nn.Module:
     compiled: nn.Module = torch.compile(model, backend="torchmdla", options={"device": "opencl"})
     return compiled
+
+
+def results_until_now(index: int) -> int:
+    """Return how many results of programs were copied from the device."""
+    return runtime.counts(index, streams=2)["downloads"]
 
 
 def steps(
