@@ -87,8 +87,8 @@ def train(name: str, spec: ModelSpec, side: int, index: int) -> None:
         count = results_until_now(index) - before
         assert_matches(result, expected, layers=spec.layers * STEPS, others=[in_float64])
         first, *_, last = result["losses"]
-        print(f"{name:<10} {frontend:<14} trains as eager: loss {first:.4f} → {last:.4f}, {seconds:.2f} s a step, ", end="")
-        print(f"{count} results from the device")
+        times = f"{seconds:.2f} s a step, {count} results from the device"
+        print(f"{name:<10} {frontend:<14} trains as eager: loss {first:.4f} → {last:.4f}, {times}")
 
 
 def compile_for_opencl(model: nn.Module) -> nn.Module:
