@@ -1,4 +1,4 @@
-"""Tests of examples/new_device, the user-defined device of the documents."""
+"""Tests of the devices of the documents, ``numpy`` and ``tosa`` of examples/devices."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from child_process import run_script
 import torchmdla
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "new_device"
+EXAMPLES = ROOT / "examples" / "devices"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_script(*arguments, folder=EXAMPLE, PYTHONPATH=str(ROOT))
+def run(*arguments: str, example: str = "numpy") -> subprocess.CompletedProcess[str]:
+    return run_script(*arguments, folder=EXAMPLES / example, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.sampled(0)
@@ -42,7 +42,7 @@ def test_two_devices_share_programs() -> None:
 
 @pytest.mark.sampled(0)
 def test_the_example_of_tosa_runs_packs_again_for_new_weights() -> None:
-    done = run("run_tosa.py")
+    done = run("run.py", example="tosa")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "as eager",
