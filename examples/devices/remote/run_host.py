@@ -1,7 +1,7 @@
 """Run host: a process with a device, which runs artifacts for other processes.
 
-It here has the device of ``examples/devices/numpy``. Messages are bytes over an authenticated connection: a letter, a key
-of 64 letters or a handle, and data.
+It here has the device of ``examples/devices/numpy``. Messages are bytes over an authenticated connection: a letter, a
+key of 64 letters or a handle, and data.
 """
 
 from __future__ import annotations
