@@ -73,7 +73,8 @@ def test_a_model_runs_and_trains(model: str) -> None:
 @pytest.mark.sampled(0)
 def test_the_conformance_run() -> None:
     device = "opencl_device:OpenclDevice"
-    done = run("-m", "torchmdla.testing", "--device", device, "--filter", "products.linear", "--jobs", "1")
+    names = ["--filter", "products.linear", "--filter", "sizes.reduced"]
+    done = run("-m", "torchmdla.testing", "--device", device, *names, "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -29,6 +29,10 @@ from opencl_device.scalars import expression, register_type, stored_type, type_o
 from torchmdla.errors import CompileError
 
 
+# Sums of more terms are sums of parts with so many terms each, so that rounding errors stay small.
+_PART = 256
+
+
 @dataclass(frozen=True)
 class View:
     """Tensor in a buffer: its first element and the distance between elements in each dimension, in elements."""
@@ -288,6 +292,14 @@ class Generator:
                 start = kernel.operand(operands[inputs + k], places[inputs + k])
                 kernel.line(f"{type_of(argument)} acc{k} = {start};")
                 values[argument] = f"acc{k}"
+        results = list(block.operations)[-1].operands
+        is_long = math.prod(sizes[d] for d in reductions) > _PART and all(map(_is_sum, carried, results))
+        flush = "".join(f"acc{k} += part{k}; part{k} = 0; " for k in range(len(carried)))
+        if is_long:
+            values |= {argument: f"part{k}" for k, argument in enumerate(carried)}
+            kernel.line(
+                "".join(f"{type_of(argument)} {values[argument]} = 0; " for argument in carried) + "int terms = 0;"
+            )
         for d in reductions:
             kernel.line(f"for (place d{d} = 0; d{d} < {sizes[d]}; ++d{d}) {{")
         for k, argument in enumerate(list(block.arguments)[:inputs]):
@@ -297,11 +309,13 @@ class Generator:
         if reductions:
             # All new values are known before the first accumulator changes.
             fresh = [kernel.define(argument, text) for argument, text in zip(carried, yields, strict=True)]
-            for k, (argument, text) in enumerate(zip(carried, fresh, strict=True)):
+            for argument, text in zip(carried, fresh, strict=True):
                 if argument not in values:
                     raise unsupported(op)
-                kernel.line(f"acc{k} = {text};")
-            kernel.line("}" * len(reductions))
+                kernel.line(f"{values[argument]} = {text};")
+            if is_long:
+                kernel.line(f"if (++terms == {_PART}) {{ {flush}terms = 0; }}")
+            kernel.line("}" * len(reductions) + (flush if is_long else ""))
             yields = [f"acc{k}" for k in range(len(carried))]
         for k, (result, text) in enumerate(zip(op.results, yields, strict=True)):
             self._views[result] = self._new(result)
@@ -455,6 +469,12 @@ def _depends_on_data(number: Any) -> bool:
 
 def _reassociation(op: Any) -> list[list[int]]:
     return [[int(i) for i in group] for group in op.attributes["reassociation"]]
+
+
+def _is_sum(carried: Any, result: Any) -> bool:
+    """Return whether a value that a reduction carries becomes its sum with a float, and nothing else reads it."""
+    is_added = isinstance(result, ir.OpResult) and result.owner.operation.name == "arith.addf"
+    return is_added and carried in list(result.owner.operation.operands) and len(list(carried.uses)) == 1
 
 
 def _filled_with(op: Any, operands: Sequence[Any]) -> Any | None:
