@@ -28,7 +28,6 @@ from opencl_device.program import Buffer, Step
 from opencl_device.scalars import expression, register_type, stored_type, type_of, unsupported
 from torchmdla.errors import CompileError
 
-
 # Sums of more terms are sums of parts with so many terms each, so that rounding errors stay small.
 _PART = 256
 
