@@ -449,7 +449,7 @@ static int build(struct program* program, const char* source) {
   program->program =
       cl.clCreateProgramWithSource(program->device->context, 1, &source, NULL, &error);
   if (error) return fail("clCreateProgramWithSource", error);
-  error = cl.clBuildProgram(program->program, 1, &program->device->id, "-cl-std=CL1.2", NULL, NULL);
+  error = cl.clBuildProgram(program->program, 1, &program->device->id, "-cl-std=CL1.2 -w", NULL, NULL);
   if (error == 0) return 0;
   const int length = snprintf(fault, sizeof fault, "clBuildProgram: error %d of OpenCL\n", error);
   cl.clGetProgramBuildInfo(program->program, program->device->id, CL_PROGRAM_BUILD_LOG,
