@@ -36,6 +36,7 @@ _FORMATS = {
     "double": _Format("0x{:016X}", 11, 52),
 }
 
+
 def older_text(text: str) -> str:
     """Return LLVM IR with all floating-point numbers as bits."""
     kind = "float"

@@ -29,9 +29,7 @@ class CudaDevice(Device, Asynchronous, Legalisation):
     def leaves_results_pending(self) -> bool:
         return self._asynchronous
 
-    def configure(
-        self, index: int = 0, streams: int = 2, asynchronous: bool = True, emulate: bool = False
-    ) -> None:
+    def configure(self, index: int = 0, streams: int = 2, asynchronous: bool = True, emulate: bool = False) -> None:
         """Set the number of the card, and how it runs.
 
         Threads share the ``streams``. A card that is in use keeps their number. If ``asynchronous`` is false, each call

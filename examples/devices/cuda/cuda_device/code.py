@@ -89,11 +89,14 @@ def _optimised(text: str, machine: Any) -> Any:
 
 
 def _wrapper(name: str, parameters: str) -> str:
+    """Return the functions by which the emulator launches a kernel, and counts its parameters."""
     types = re.findall(r"(\w+) %\d+", parameters)
-    loads = [
-        f"  %a{k} = getelementptr ptr, ptr %p, i64 {k}\n  %b{k} = load ptr, ptr %a{k}\n  %v{k} = load {kind}, ptr %b{k}\n"
+    loads = "".join(
+        f"  %a{k} = getelementptr ptr, ptr %p, i64 {k}\n"
+        f"  %b{k} = load ptr, ptr %a{k}\n"
+        f"  %v{k} = load {kind}, ptr %b{k}\n"
         for k, kind in enumerate(types)
-    ]
+    )
     values = ", ".join(f"{kind} %v{k}" for k, kind in enumerate(types))
     count = f"\n@{name}.parameters = constant i32 {len(types)}\n"
-    return f"{count}define void @{name}.launch(ptr %p) {{\n{''.join(loads)}  call void @{name}({values})\n  ret void\n}}\n"
+    return f"{count}define void @{name}.launch(ptr %p) {{\n{loads}  call void @{name}({values})\n  ret void\n}}\n"

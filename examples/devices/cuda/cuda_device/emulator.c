@@ -28,37 +28,48 @@ struct function {
   int32_t parameters;
 };
 
-static ucontext_t scheduler, fiber[MAX_THREADS];
+// A context runs threads one after the other. When one waits for others, the scheduler begins more.
+static ucontext_t scheduler, contexts[MAX_THREADS];
 static char* stacks;
-static int thread, block, is_over[MAX_THREADS];
+static int context, is_over[MAX_THREADS]; // of contexts
+static int thread, begun, threads, block;
 static void (*body)(void**);
 static void** body_parameters;
 static uint32_t exchanged[MAX_THREADS];
 
-static void run_thread(void) {
-  body(body_parameters);
-  is_over[thread] = 1;
-  swapcontext(&fiber[thread], &scheduler);
+static void run_threads(void) {
+  while (begun < threads) {
+    thread = begun++;
+    body(body_parameters);
+  }
+  is_over[context] = 1;
+  swapcontext(&contexts[context], &scheduler);
 }
 
 // Let the other threads of the block run until they exchange values, too.
 static void take_turns(void) {
-  swapcontext(&fiber[thread], &scheduler);
+  const int self = thread;
+  swapcontext(&contexts[context], &scheduler);
+  thread = self;
 }
 
-static void run_block(int threads) {
-  for (int t = 0; t < threads; ++t) {
-    getcontext(&fiber[t]);
-    fiber[t].uc_stack.ss_sp = stacks + (size_t)t * STACK;
-    fiber[t].uc_stack.ss_size = STACK;
-    makecontext(&fiber[t], run_thread, 0);
-    is_over[t] = 0;
+static void run_block(void) {
+  int count = 0, left = 0;
+  for (begun = 0; begun < threads; ++count) {
+    context = count;
+    is_over[context] = 0;
+    getcontext(&contexts[context]);
+    contexts[context].uc_stack.ss_sp = stacks + (size_t)context * STACK;
+    contexts[context].uc_stack.ss_size = STACK;
+    makecontext(&contexts[context], run_threads, 0);
+    swapcontext(&scheduler, &contexts[context]);
+    left += !is_over[context];
   }
-  for (int left = threads; left;)
-    for (thread = 0; thread < threads; ++thread)
-      if (!is_over[thread]) {
-        swapcontext(&scheduler, &fiber[thread]);
-        left -= is_over[thread];
+  while (left)
+    for (context = 0; context < count; ++context)
+      if (!is_over[context]) {
+        swapcontext(&scheduler, &contexts[context]);
+        left -= is_over[context];
       }
 }
 
@@ -129,15 +140,16 @@ struct stream {
 
 static void run_until(struct stream* stream, int64_t count);
 
-static void run_launch(const struct function* function, int blocks, int threads, uint64_t* values) {
+static void run_launch(const struct function* function, int blocks, int count, uint64_t* values) {
   void* parameters[256];
   for (int k = 0; k < function->parameters; ++k)
     parameters[k] = &values[k];
   if (!stacks) stacks = malloc((size_t)MAX_THREADS * STACK);
   body = function->launch;
   body_parameters = parameters;
+  threads = count;
   for (block = 0; block < blocks; ++block)
-    run_block(threads);
+    run_block();
   free(values);
 }
 

@@ -163,9 +163,7 @@ def _pow(x: Real, y: Real) -> Real:
     signed = _choose(arith.andi(is_negative, is_integer), _choose(is_even, size, size.with_sign_of(Real(-1.0))), size)
     is_undefined = arith.andi(arith.andi(x < 0, abs(x) < math.inf), arith.xori(is_integer, _constant(1, 1)))
     result = _choose(is_undefined, math.nan, signed)
-    is_one = arith.ori(
-        x.equals(1), arith.ori(y.equals(0), arith.andi(x.equals(-1), abs(y).equals(math.inf)))
-    )
+    is_one = arith.ori(x.equals(1), arith.ori(y.equals(0), arith.andi(x.equals(-1), abs(y).equals(math.inf))))
     return _choose(is_one, 1, result)
 
 

@@ -1,7 +1,7 @@
 """Kernels in MLIR's gpu dialect: each ``linalg.generic`` on buffers becomes one kernel.
 
-A thread computes a result, in a loop over the reductions. If there are few results, a warp of threads computes each one:
-each thread has a part of the reductions, and ``gpu.shuffle`` exchanges the parts.
+A thread computes a result, in a loop over the reductions. If there are few results, a warp of threads computes each
+one: each thread has a part of the reductions, and ``gpu.shuffle`` exchanges the parts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,13 @@ class Kernels:
         launches: the launches, in order.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, inputs: int) -> None:
+        """Write the kernels of a function, whose first ``inputs`` arguments are only read.
+
+        Raises:
+            CompileError: the function contains an op that has no kernel.
+        """
+        self._inputs = set(list(function.arguments)[:inputs])
         self.holder = ir.Module.create()
         with ir.InsertionPoint(self.holder.body):
             self.module = gpu.GPUModuleOp("kernels")
@@ -72,8 +78,14 @@ class Kernels:
                 self._add(op, _Nest.of(op))
             elif op.name == "memref.copy" and op.operands[0] != op.operands[1]:
                 self._add(op, _Nest.of_copy(op))
-            elif not (op.name in _OUTSIDE or op.name.startswith(("arith.", "math."))):
+            elif not self._is_outside(op):
                 raise unsupported(op)
+
+    def _is_outside(self, op: Any) -> bool:
+        """Return whether kernels may compute an op's result later: memory, a view, or a number that does not change."""
+        if op.name == "memref.load":
+            return op.operands[0] in self._inputs
+        return op.name in _OUTSIDE or op.name.startswith(("arith.", "math."))
 
     def _add(self, op: Any, nest: _Nest) -> None:
         if nest.results == 0:
@@ -92,10 +104,10 @@ class Kernels:
         self.launches.append(Launch(name, -(-threads // BLOCK), tuple(kernel.operands)))
 
 
-# Ops of the function that are not kernels: memory, views of it, and numbers.
+# Ops of the function that are not kernels.
 _OUTSIDE = frozenset(
     {
-        *("func.return", "memref.alloc", "memref.copy", "memref.get_global", "memref.load"),
+        *("func.return", "memref.alloc", "memref.copy", "memref.get_global"),
         *("memref.cast", "memref.collapse_shape", "memref.expand_shape", "memref.subview", "memref.reinterpret_cast"),
     }
 )
@@ -167,7 +179,13 @@ class _Nest:
 
 
 class _Kernel:
-    """Kernel that is being written: its parameters are the buffers and numbers that it uses."""
+    """Kernel that is being written: its parameters are the buffers and numbers that it uses.
+
+    Attributes:
+        block: the block of operations to which it is written.
+        operands: the function's values that are its parameters.
+        thread: the number of the thread among those of all blocks.
+    """
 
     def __init__(self, name: str) -> None:
         empty = ir.FunctionType.get([], [])
@@ -175,6 +193,10 @@ class _Kernel:
         self.block = self._function.add_entry_block()
         self.operands: list[Any] = []
         self._values: dict[Any, Any] = {}
+        with ir.InsertionPoint(self.block):
+            block = gpu.block_id(_X)
+            self.thread = arith.addi(arith.muli(block, _index(BLOCK)), gpu.thread_id(_X))
+        self._start = block.owner
 
     def end(self) -> None:
         kind = ir.FunctionType.get([argument.type for argument in self.block.arguments], [])
@@ -183,11 +205,14 @@ class _Kernel:
     def outside(self, value: Any) -> Any:
         """Return the kernel's value for one of the function: a parameter, or a copy of the op that computes it."""
         if value not in self._values:
-            if isinstance(value, ir.BlockArgument) or value.owner.name in ("memref.alloc", "memref.get_global"):
+            if isinstance(value, ir.BlockArgument) or value.owner.operation.name in (
+                "memref.alloc",
+                "memref.get_global",
+            ):
                 self.operands.append(value)
                 self._values[value] = self.block.add_argument(value.type, ir.Location.unknown())
             else:
-                with ir.InsertionPoint.at_block_begin(self.block):
+                with ir.InsertionPoint(self._start):
                     self._values[value] = self.copy(value.owner.operation, self.outside)
         return self._values[value]
 
@@ -204,9 +229,8 @@ class _Kernel:
 
 def _write(kernel: _Kernel, nest: _Nest, combiners: list[Any]) -> None:
     """Write the body of a kernel: a warp computes each result if there are ``combiners``, otherwise a thread."""
-    number = arith.addi(arith.muli(gpu.block_id(_X), _index(BLOCK)), gpu.thread_id(_X))
-    lane = arith.remui(number, _index(WARP)) if combiners else _index(0)
-    result = arith.divui(number, _index(WARP)) if combiners else number
+    lane = arith.remui(kernel.thread, _index(WARP)) if combiners else _index(0)
+    result = arith.divui(kernel.thread, _index(WARP)) if combiners else kernel.thread
     with _guarded(arith.cmpi(arith.CmpIPredicate.ult, result, _index(nest.results))):
         loops = _split(result, nest.parallel, nest.sizes)
         if nest.reductions:
@@ -308,7 +332,7 @@ def _split(number: Any, dims: Sequence[int], sizes: Sequence[int]) -> dict[int, 
         size = _index(max(sizes[d], 1))
         loops[d] = arith.remui(number, size)
         number = arith.divui(number, size)
-    return {**loops, **{d: number for d in dims[:1]}}
+    return {**loops, **dict.fromkeys(dims[:1], number)}
 
 
 def _neutral(op: Any) -> Any:

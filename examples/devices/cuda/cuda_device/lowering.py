@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from torch_mlir import ir
-from torch_mlir.dialects import llvm
+from torch_mlir.dialects import llvm, memref
 
 from cuda_device.code import to_library, to_ptx
 from cuda_device.kernels import Kernels, shape_of
@@ -16,13 +16,11 @@ from cuda_device.program import DeviceProgram, Slot, Step, place_buffers, place_
 from torchmdla.compiler.artifact import Artifact, Manifest, Pack
 from torchmdla.compiler.mlir import convert_errors, forward_of, run
 from torchmdla.compiler.program import Argument, Program, Result
+from torchmdla.devices.levels.fusion import fuse
 
-_GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
-_FUSE = "func.func(linalg-fuse-elementwise-ops,canonicalize,cse)"
 _BUFFERISE = (
     "eliminate-empty-tensors",
     "one-shot-bufferize{bufferize-function-boundaries function-boundary-type-conversion=identity-layout-map}",
-    "buffer-results-to-out-params{hoist-static-allocs modify-public-functions}",
     "func.func(linalg-generalize-named-ops)",
     "canonicalize",
     "cse",
@@ -51,24 +49,28 @@ def lower(program: Program, module: ir.Module, index: int, is_emulated: bool) ->
     """
     with convert_errors("the program cannot be bufferised"):
         function = _bufferise(module)
-    kernels = Kernels(function)
+    kernels = Kernels(function, len(program.arguments))
     packs = _packs(program, index)
-    slots = dict(zip(function.arguments, _signature(program), strict=True))
-    literals: dict[int, bytes] = {}
-    for value in (value for launch in kernels.launches for value in launch.operands):
-        if value not in slots:
-            if value.owner.name == "memref.get_global":
-                literals[len(slots)] = _constant(module, value)
-            slots[value] = Slot("literal" if value.owner.name == "memref.get_global" else "temporary", _bytes_of(value))
+    signature = dict(zip(function.arguments, _signature(program), strict=True))
+    slots, literals = dict[Any, Slot](), dict[int, bytes]()
+    for value in (value for launch in kernels.launches for value in launch.operands if value not in slots):
+        if not isinstance(value, ir.BlockArgument) and value.owner.operation.name == "memref.get_global":
+            literals[len(slots)] = _constant(module, value)
+            slots[value] = Slot("literal", _bytes_of(value))
+        else:
+            slots[value] = signature.get(value) or Slot("temporary", _bytes_of(value))
     positions = {value: position for position, value in enumerate(slots)}
-    steps = [Step(launch.kernel, launch.blocks, tuple(map(positions.__getitem__, launch.operands))) for launch in kernels.launches]
+    steps = [
+        Step(launch.kernel, launch.blocks, tuple(positions[value] for value in launch.operands))
+        for launch in kernels.launches
+    ]
     placed, data = place_literals(list(slots.values()), literals)
     placed, workspace = place_buffers(placed, steps)
     with convert_errors("the kernels do not lower to LLVM"):
         run(kernels.holder, _TO_LLVM)
     text = str(llvm.translate_module_to_llvmir(kernels.module.operation))
     code = to_library(text) if is_emulated else to_ptx(text)
-    weights = tuple(slot.bytes for slot in placed if slot.kind == "pack")
+    weights = tuple(slot.bytes for slot in signature.values() if slot.kind == "pack")
     content = DeviceProgram(index, code, tuple(placed), tuple(steps), workspace, weights, data)
     manifest = Manifest(
         program.key,
@@ -83,13 +85,28 @@ def lower(program: Program, module: ir.Module, index: int, is_emulated: bool) ->
 
 
 def _bufferise(module: ir.Module) -> Any:
-    """Return the module's function on buffers, after the fusion of elementwise ops. Its results are its last arguments."""
-    run(module, _GENERALISE, _FUSE)
-    function = forward_of(module)
+    """Return the module's function on buffers, after the fusion of elementwise ops. Its last arguments are results."""
+    function = fuse(module)
     constant = ir.DictAttr.get({"bufferization.writable": ir.BoolAttr.get(False)})
     function.attributes["arg_attrs"] = ir.ArrayAttr.get([constant for _ in function.type.inputs])
     run(module, *_BUFFERISE)
-    return forward_of(module)
+    function = forward_of(module)
+    _return_by_arguments(function)
+    return function
+
+
+def _return_by_arguments(function: Any) -> None:
+    """Add an argument for each result. Results in memory of their own are computed there, others are copied."""
+    block = function.regions[0].blocks[0]
+    end = block.operations[len(block.operations) - 1]
+    for number in range(len(end.operands)):
+        value = end.operands[number]
+        result = block.add_argument(value.type, function.location)
+        if not isinstance(value, ir.BlockArgument) and value.owner.operation.name == "memref.alloc":
+            value.replace_all_uses_with(result)
+        else:
+            with ir.InsertionPoint(end), end.location:
+                memref.copy(value, result)
 
 
 def _is_pack(argument: Argument) -> bool:
@@ -129,6 +146,6 @@ def _bytes_of(value: Any) -> int:
 
 def _constant(module: ir.Module, value: Any) -> bytes:
     """Return the content of a constant tensor."""
-    name = ir.FlatSymbolRefAttr(value.owner.attributes["name"]).value
+    name = ir.FlatSymbolRefAttr(value.owner.operation.attributes["name"]).value
     content = ir.SymbolTable(module.operation)[name].attributes["initial_value"]
     return np.ascontiguousarray(np.asarray(content)).tobytes()

@@ -1,4 +1,4 @@
-"""Operators that the opencl device supports: those that upstream lowers to linalg without checks of indices."""
+"""Operators that the cuda device supports: those that upstream lowers to linalg without checks of indices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ softmax.int log_softmax.int _softmax _log_softmax layer_norm native_layer_norm r
 mm matmul bmm mv dot addmm baddbmm linear
 conv1d conv2d conv3d conv2d.padding convolution _convolution
 max_pool2d avg_pool2d adaptive_avg_pool2d max_pool2d_with_indices
-mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits
+mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits
 max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward
 _softmax_backward_data _log_softmax_backward_data convolution_backward
 """

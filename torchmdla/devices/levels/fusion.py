@@ -1,0 +1,63 @@
+"""Fusion of elementwise ops in linalg on tensors, for devices that compile each op to a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_mlir import ir
+
+from torchmdla.compiler.mlir import convert_errors, forward_of, ops_named, run
+
+_GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
+_FUSE = "func.func(linalg-fuse-elementwise-ops)"
+_CLEAN = "func.func(canonicalize,cse),lower-affine"
+
+
+def fuse(module: ir.Module) -> Any:
+    """Fuse elementwise ops in linalg on tensors, in place, and return the module's function.
+
+    Each op is a ``linalg.generic`` then, and its operands are fused into it unless it would compute them several times.
+
+    Raises:
+        CompileError: a pass of upstream fails.
+    """
+    with convert_errors("fusion failed"):
+        run(module, _GENERALISE)
+        function = forward_of(module)
+        results = list(function.type.results)
+        # A value that is also returned is not fused. A sum would compute its operands again for each of its results.
+        sums = [
+            op for op in ops_named(function, {"linalg.generic"}) if "reduction" in str(op.attributes["iterator_types"])
+        ]
+        _return(function, [*_returned(function), *(value for op in sums for value in _computed(op))])
+        run(module, _FUSE)
+        _return(function, _returned(function)[: len(results)])
+        run(module, _CLEAN)
+    return forward_of(module)
+
+
+def _returned(function: Any) -> list[Any]:
+    block = function.regions[0].blocks[0]
+    return list(block.operations[len(block.operations) - 1].operands)
+
+
+def _computed(op: Any) -> list[Any]:
+    """Return the operands of an op that are results of other ops and have fewer elements than the op has iterations."""
+    maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
+    return [
+        value
+        for value, affine_map in zip(op.operands, maps, strict=True)
+        if isinstance(value, ir.OpResult)
+        and value.owner.operation.name == "linalg.generic"
+        and len(affine_map.results) < affine_map.n_dims
+    ]
+
+
+def _return(function: Any, values: list[Any]) -> None:
+    block = function.regions[0].blocks[0]
+    end = block.operations[len(block.operations) - 1].operation
+    with ir.InsertionPoint(end), end.location:
+        ir.Operation.create("func.return", operands=values)
+    end.erase()
+    kind = ir.FunctionType.get(list(function.type.inputs), [value.type for value in values])
+    function.attributes["function_type"] = ir.TypeAttr.get(kind)
