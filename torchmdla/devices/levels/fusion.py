@@ -12,6 +12,8 @@ _GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-name
 _FUSE = "func.func(linalg-fuse-elementwise-ops)"
 _CLEAN = "func.func(canonicalize,cse),lower-affine"
 
+_FREE = frozenset({"arith.extf", "linalg.yield"})
+
 
 def fuse(module: ir.Module) -> Any:
     """Fuse elementwise ops in linalg on tensors, in place, and return the module's function.
@@ -25,15 +27,30 @@ def fuse(module: ir.Module) -> Any:
         run(module, _GENERALISE)
         function = forward_of(module)
         results = list(function.type.results)
+        ops = ops_named(function, {"linalg.generic"})
+        for op in filter(_is_free, ops):
+            _copy_for_uses(op)
         # A value that is also returned is not fused. A sum would compute its operands again for each of its results.
-        sums = [
-            op for op in ops_named(function, {"linalg.generic"}) if "reduction" in str(op.attributes["iterator_types"])
-        ]
+        sums = [op for op in ops if "reduction" in str(op.attributes["iterator_types"])]
         _return(function, [*_returned(function), *(value for op in sums for value in _computed(op))])
         run(module, _FUSE)
         _return(function, _returned(function)[: len(results)])
         run(module, _CLEAN)
     return forward_of(module)
+
+
+def _is_free(op: Any) -> bool:
+    """Return whether an op only moves or widens numbers, which takes no longer than to read them."""
+    is_of_one = list(op.attributes["operandSegmentSizes"]) == [1, 1]
+    return is_of_one and {inner.operation.name for inner in op.regions[0].blocks[0].operations} <= _FREE
+
+
+def _copy_for_uses(op: Any) -> None:
+    """Copy an op for each op that uses it after the first: only values with one use are fused."""
+    uses = [use for use in op.results[0].uses if use.owner.operation.name == "linalg.generic"]
+    for use in uses[1:]:
+        with ir.InsertionPoint(use.owner):
+            use.owner.operands[use.operand_number] = op.clone().results[0]
 
 
 def _returned(function: Any) -> list[Any]:
@@ -50,6 +67,7 @@ def _computed(op: Any) -> list[Any]:
         if isinstance(value, ir.OpResult)
         and value.owner.operation.name == "linalg.generic"
         and len(affine_map.results) < affine_map.n_dims
+        and not _is_free(value.owner.operation)
     ]
 
 

@@ -22,6 +22,7 @@ ARCHITECTURE = "sm_80"
 _KERNEL = re.compile(r"^define ptx_kernel void @(?P<name>\w+)\((?P<parameters>.*)\)", re.MULTILINE)
 # A bool is one byte, which is true unless it is 0.
 _LOADED_BOOL = re.compile(r"%(\d+) = load i1, (ptr .*)")
+_WMMA = re.compile(r"^declare (?P<result>.*) @emulated\.(?P<name>wmma\S*)\((?P<parameters>.*)\)$", re.MULTILINE)
 _DECLARED = re.compile(r"^declare (.*)@llvm\.nvvm\.(.*\)).*$", re.MULTILINE)
 
 
@@ -50,7 +51,8 @@ def to_library(text: str) -> bytes:
     wrappers = [_wrapper(match["name"], match["parameters"]) for match in _KERNEL.finditer(text)]
     text = _DECLARED.sub(r"declare \1@llvm.nvvm.\2", text) + "\n".join(wrappers)
     text = text.replace("@llvm.nvvm.", "@emulated.").replace("ptx_kernel ", "")
-    text = re.sub(r"range\(i32 \d+, \d+\) ", "", text)
+    text += "\ndeclare void @emulated.wmma(ptr, ptr, ptr)\n"
+    text = _WMMA.sub(_emulated_wmma, re.sub(r"range\(i32 \d+, \d+\) ", "", text))
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     machine = binding.Target.from_default_triple().create_target_machine(
@@ -100,3 +102,26 @@ def _wrapper(name: str, parameters: str) -> str:
     values = ", ".join(f"{kind} %v{k}" for k, kind in enumerate(types))
     count = f"\n@{name}.parameters = constant i32 {len(types)}\n"
     return f"{count}define void @{name}.launch(ptr %p) {{\n{loads}  call void @{name}({values})\n  ret void\n}}\n"
+
+
+def _emulated_wmma(match: re.Match[str]) -> str:
+    """Return the definition of an instruction of tensor cores: the emulator gets its name and the places of values."""
+    name, result = match["name"], match["result"]
+    types = [re.match(r"<.*?>|\w+", parameter)[0] for parameter in match["parameters"].split(", ")]  # type: ignore[index]
+    parameters = ", ".join(f"{kind} %{k}" for k, kind in enumerate(types))
+    places = "".join(
+        f"  %p{k} = alloca {kind}\n  store {kind} %{k}, ptr %p{k}\n"
+        f"  %q{k} = getelementptr ptr, ptr %places, i64 {k}\n  store ptr %p{k}, ptr %q{k}\n"
+        for k, kind in enumerate(types)
+    )
+    memory, end = (
+        ("[1 x i8]", "ret void")
+        if result == "void"
+        else (result, f"%v = load {result}, ptr %result\n  ret {result} %v")
+    )
+    return (
+        f'@"{name}" = private constant [{len(name) + 1} x i8] c"{name}\\00"\n'
+        f"define {result} @emulated.{name}({parameters}) {{\n"
+        f"  %result = alloca {memory}\n  %places = alloca [{len(types)} x ptr]\n{places}"
+        f'  call void @emulated.wmma(ptr @"{name}", ptr %result, ptr %places)\n  {end}\n}}\n'
+    )

@@ -104,6 +104,70 @@ float shuffle_float(uint32_t mask, float value, uint32_t distance, uint32_t clam
   return value;
 }
 
+// Tensor cores multiply blocks of 16 × 16 numbers. A thread of a warp has 8 numbers of each block, and
+// the driver defines which ones: here, those from 8 times its number in the warp on, row by row.
+enum { SIZE = 16, PART = 8 };
+
+static float blocks_of_warps[MAX_THREADS / WARP][3][SIZE * SIZE];
+
+static float number_of(const uint16_t* bits, int is_bf16) {
+  const uint32_t wide = (uint32_t)*bits << 16;
+  float number;
+  _Float16 half;
+  memcpy(&number, &wide, sizeof number);
+  memcpy(&half, bits, sizeof half);
+  return is_bf16 ? number : (float)half;
+}
+
+static void load_part(const char* name, void* part, void** operands) {
+  const int is_column = strstr(name, ".col.") != NULL, bytes = strstr(name, ".f32.") ? 4 : 2;
+  const char* matrix = *(const char**)operands[0];
+  const int leading = *(const int32_t*)operands[1];
+  for (int e = 0; e < PART; ++e) {
+    const int place = thread % WARP * PART + e, row = place / SIZE, column = place % SIZE;
+    const int offset = is_column ? column * leading + row : row * leading + column;
+    memcpy((char*)part + e * bytes, matrix + offset * bytes, (size_t)bytes);
+  }
+}
+
+static void store_part(void** operands) {
+  float* matrix = *(float**)operands[0];
+  const int leading = *(const int32_t*)operands[PART + 1];
+  for (int e = 0; e < PART; ++e) {
+    const int place = thread % WARP * PART + e;
+    matrix[place / SIZE * leading + place % SIZE] = *(const float*)operands[1 + e];
+  }
+}
+
+static void multiply_parts(const char* name, float* part, void** operands) {
+  const int is_bf16 = strstr(name, ".bf16") != NULL, count = is_bf16 ? 4 : 8;
+  float(*block)[SIZE * SIZE] = blocks_of_warps[thread / WARP];
+  const int first = thread % WARP * PART;
+  for (int e = 0; e < PART; ++e) {
+    block[0][first + e] = number_of((const uint16_t*)operands[e / 2] + e % 2, is_bf16);
+    block[1][first + e] = number_of((const uint16_t*)operands[count + e / 2] + e % 2, is_bf16);
+    block[2][first + e] = *(const float*)operands[2 * count + e];
+  }
+  take_turns();
+  for (int e = 0; e < PART; ++e) {
+    const int row = (first + e) / SIZE, column = (first + e) % SIZE;
+    part[e] = block[2][first + e];
+    for (int k = 0; k < SIZE; ++k)
+      part[e] += block[0][row * SIZE + k] * block[1][k * SIZE + column];
+  }
+  take_turns();
+}
+
+void wmma(const char*, void*, void**) EMULATES("wmma");
+void wmma(const char* name, void* result, void** operands) {
+  if (strstr(name, ".load."))
+    load_part(name, result, operands);
+  else if (strstr(name, ".store."))
+    store_part(operands);
+  else
+    multiply_parts(name, result, operands);
+}
+
 // --- streams
 // ---------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import affine, arith, gpu, memref, scf
 
+from cuda_device.tensor_cores import Product, i32, index, product_of, write_product
 from torchmdla.errors import CompileError
 
 # Threads of a block, and of a warp.
@@ -93,14 +94,18 @@ class Kernels:
         name = f"k{len(self.launches)}"
         with op.location, ir.InsertionPoint(self.module.bodyRegion.blocks[0]):
             kernel = _Kernel(name)
-            combiners = nest.combiners()
+            product, combiners = nest.product(), nest.combiners()
             with ir.InsertionPoint(kernel.block):
-                _write(kernel, nest, combiners)
+                if product is not None:
+                    _write_product(kernel, product)
+                else:
+                    _write(kernel, nest, combiners)
                 gpu.return_([])
             kernel.end()
         if len(kernel.operands) > _MOST_PARAMETERS:
             raise CompileError(f"a kernel of the cuda device has at most {_MOST_PARAMETERS} buffers")
-        threads = nest.results * (WARP if combiners else 1)
+        results = nest.results if product is None else product.warps
+        threads = results * (1 if product is None and not combiners else WARP)
         self.launches.append(Launch(name, -(-threads // BLOCK), tuple(kernel.operands)))
 
 
@@ -161,6 +166,12 @@ class _Nest:
     def results(self) -> int:
         return math.prod(self.sizes[d] for d in self.parallel)
 
+    def product(self) -> Product | None:
+        """Return the product of matrices that tensor cores compute, or None."""
+        if self.body is None:
+            return None
+        return product_of(self.body, self.sizes, self.reductions, (*self.inputs, *self.outputs), self.maps)
+
     def combiners(self) -> list[Any]:
         """Return the ops by which the threads of a warp combine their parts of results; empty if a thread has all."""
         reductions = math.prod(self.sizes[d] for d in self.reductions)
@@ -195,7 +206,7 @@ class _Kernel:
         self._values: dict[Any, Any] = {}
         with ir.InsertionPoint(self.block):
             block = gpu.block_id(_X)
-            self.thread = arith.addi(arith.muli(block, _index(BLOCK)), gpu.thread_id(_X))
+            self.thread = arith.addi(arith.muli(block, index(BLOCK)), gpu.thread_id(_X))
         self._start = block.owner
 
     def end(self) -> None:
@@ -229,17 +240,24 @@ class _Kernel:
 
 def _write(kernel: _Kernel, nest: _Nest, combiners: list[Any]) -> None:
     """Write the body of a kernel: a warp computes each result if there are ``combiners``, otherwise a thread."""
-    lane = arith.remui(kernel.thread, _index(WARP)) if combiners else _index(0)
-    result = arith.divui(kernel.thread, _index(WARP)) if combiners else kernel.thread
-    with _guarded(arith.cmpi(arith.CmpIPredicate.ult, result, _index(nest.results))):
+    lane = arith.remui(kernel.thread, index(WARP)) if combiners else index(0)
+    result = arith.divui(kernel.thread, index(WARP)) if combiners else kernel.thread
+    with _guarded(arith.cmpi(arith.CmpIPredicate.ult, result, index(nest.results))):
         loops = _split(result, nest.parallel, nest.sizes)
         if nest.reductions:
             values = _reduced(kernel, nest, loops, lane, combiners)
         else:
             values = _body(kernel, nest, loops, _earlier(kernel, nest, loops))
-        with _guarded(arith.cmpi(arith.CmpIPredicate.eq, lane, _index(0))):
+        with _guarded(arith.cmpi(arith.CmpIPredicate.eq, lane, index(0))):
             for value, output, affine_map in zip(values, nest.outputs, nest.output_maps, strict=True):
                 memref.store(value, kernel.outside(output), _place(affine_map, loops))
+
+
+def _write_product(kernel: _Kernel, product: Product) -> None:
+    """Write the body of a kernel in which a warp computes each block of a product."""
+    warp = arith.divui(kernel.thread, index(WARP))
+    with _guarded(arith.cmpi(arith.CmpIPredicate.ult, warp, index(product.warps))):
+        write_product(product, _split(warp, list(product.grid), product.grid), kernel.outside)
 
 
 @contextmanager
@@ -266,14 +284,14 @@ def _reduced(kernel: _Kernel, nest: _Nest, loops: Mapping[int, Any], lane: Any, 
         raise CompileError("the cuda device has no code for reductions that do not read their results")
     starts = [_neutral(op) for op in combiners] or list(earlier.values())
     total = math.prod(nest.sizes[d] for d in nest.reductions)
-    loop = scf.ForOp(lane, _index(total), _index(WARP if combiners else 1), starts)
+    loop = scf.ForOp(lane, index(total), index(WARP if combiners else 1), starts)
     with ir.InsertionPoint(loop.body):
         inner = {**loops, **_split(loop.induction_variable, nest.reductions, nest.sizes)}
         scf.yield_(_body(kernel, nest, inner, dict(zip(nest.carried, loop.inner_iter_args, strict=True))))
     values = list(loop.results)
     for k, op in enumerate(combiners):
         for distance in (16, 8, 4, 2, 1):
-            other = gpu.shuffle(values[k], _number(distance), _number(WARP), gpu.ShuffleMode.XOR)[0]
+            other = gpu.shuffle(values[k], i32(distance), i32(WARP), gpu.ShuffleMode.XOR)[0]
             values[k] = _combined(kernel, op, values[k], other)
         values[k] = _combined(kernel, op, earlier[nest.carried[k]], values[k])
     return values
@@ -318,18 +336,18 @@ def _place(affine_map: Any, loops: Mapping[int, Any]) -> list[Any]:
         if isinstance(position, ir.AffineDimExpr):
             places.append(loops[position.position])
         elif isinstance(position, ir.AffineConstantExpr):
-            places.append(_index(position.value))
+            places.append(index(position.value))
         else:
-            used = [loops.get(d) or _index(0) for d in range(affine_map.n_dims)]
+            used = [loops.get(d) or index(0) for d in range(affine_map.n_dims)]
             places.append(affine.apply(ir.AffineMap.get(affine_map.n_dims, 0, [position]), used))
     return places
 
 
-def _split(number: Any, dims: Sequence[int], sizes: Sequence[int]) -> dict[int, Any]:
+def _split(number: Any, dims: Sequence[int], sizes: Mapping[int, int] | Sequence[int]) -> dict[int, Any]:
     """Return the indices of loops from the number of an iteration, whose last loop is the fastest."""
     loops = {}
     for d in reversed(dims[1:]):
-        size = _index(max(sizes[d], 1))
+        size = index(max(sizes[d], 1))
         loops[d] = arith.remui(number, size)
         number = arith.divui(number, size)
     return {**loops, **dict.fromkeys(dims[:1], number)}
@@ -338,14 +356,6 @@ def _split(number: Any, dims: Sequence[int], sizes: Sequence[int]) -> dict[int, 
 def _neutral(op: Any) -> Any:
     kind = op.results[0].type
     return arith.constant(kind, _NEUTRAL[op.name](kind))
-
-
-def _index(number: int) -> Any:
-    return arith.constant(ir.IndexType.get(), number)
-
-
-def _number(number: int) -> Any:
-    return arith.constant(ir.IntegerType.get_signless(32), number)
 
 
 def _outputs_of(op: Any) -> int:
