@@ -22,7 +22,7 @@ ARCHITECTURE = "sm_80"
 _KERNEL = re.compile(r"^define ptx_kernel void @(?P<name>\w+)\((?P<parameters>.*)\)", re.MULTILINE)
 # A bool is one byte, which is true unless it is 0.
 _LOADED_BOOL = re.compile(r"%(\d+) = load i1, (ptr .*)")
-_WMMA = re.compile(r"^declare (?P<result>.*) @emulated\.(?P<name>wmma\S*)\((?P<parameters>.*)\)$", re.MULTILINE)
+_WMMA = re.compile(r"^declare (?P<result>.*) @emulated\.(?P<name>wmma\.\S*)\((?P<parameters>.*)\)$", re.MULTILINE)
 _DECLARED = re.compile(r"^declare (.*)@llvm\.nvvm\.(.*\)).*$", re.MULTILINE)
 
 

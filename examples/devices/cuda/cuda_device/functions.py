@@ -139,8 +139,7 @@ def _tanh(x: Real) -> Real:
 
 
 def _log(x: Real) -> Real:
-    least = int.from_bytes(_packed(math.sqrt(0.5)), "little")
-    exponent = arith.shrsi(arith.subi(x.bits, _constant(least)), _constant(52))
+    exponent = arith.shrsi(arith.subi(x.bits, Real(math.sqrt(0.5)).bits), _constant(52))
     m = _of_bits(arith.subi(x.bits, arith.shli(exponent, _constant(52))))
     s = (m - 1) / (m + 1)
     result = Real(arith.sitofp(ir.F64Type.get(), exponent)) * _LN2
@@ -268,30 +267,28 @@ def library() -> str:
         single, double = ir.F32Type.get(), ir.F64Type.get()
         with ir.InsertionPoint(module.body):
             for name, function in _FUNCTIONS.items():
-                _define(f"__nv_{name}f", single, _OPERANDS.get(name, 1), _in_double(function))
+                _define(f"__nv_{name}f", [single] * _OPERANDS.get(name, 1), _in_double(function))
+            _define("__nv_powif", [single, _integer(32)], _in_double(_pow))
             for name, instruction in _INSTRUCTIONS.items():
-                _define(f"__nv_{name}f", single, _OPERANDS.get(name, 1), instruction)
-                _define(f"__nv_{name}", double, _OPERANDS.get(name, 1), instruction)
+                _define(f"__nv_{name}f", [single] * _OPERANDS.get(name, 1), instruction)
+                _define(f"__nv_{name}", [double] * _OPERANDS.get(name, 1), instruction)
         run(module, "convert-math-to-llvm", "convert-to-llvm", "reconcile-unrealized-casts")
         return str(llvm_dialect.translate_module_to_llvmir(module.operation))
 
 
 def _in_double(function: Callable[..., Real]) -> Callable[..., Any]:
+    def widened(operand: Any) -> Real:
+        widen = arith.extf if operand.type == ir.F32Type.get() else arith.sitofp
+        return Real(widen(ir.F64Type.get(), operand))
+
     def compute(*operands: Any) -> Any:
-        result = function(*(Real(arith.extf(ir.F64Type.get(), operand)) for operand in operands))
-        return arith.truncf(ir.F32Type.get(), result.value)
+        return arith.truncf(ir.F32Type.get(), function(*map(widened, operands)).value)
 
     return compute
 
 
-def _define(name: str, kind: Any, operands: int, function: Callable[..., Any]) -> None:
-    definition = func.FuncOp(name, ir.FunctionType.get([kind] * operands, [kind]))
+def _define(name: str, kinds: Sequence[Any], function: Callable[..., Any]) -> None:
+    definition = func.FuncOp(name, ir.FunctionType.get(list(kinds), [kinds[0]]))
     block = definition.add_entry_block()
     with ir.InsertionPoint(block):
         func.return_([function(*block.arguments)])
-
-
-def _packed(number: float) -> bytes:
-    import struct
-
-    return struct.pack("<d", number)

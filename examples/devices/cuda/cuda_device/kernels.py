@@ -41,6 +41,9 @@ _NEUTRAL: Mapping[str, Callable[[Any], Any]] = {
 # Types that threads exchange.
 _EXCHANGED = frozenset({"f32", "i32", "i64"})
 
+# Ops of which a reduction rounds a sum of a product once, as eager does.
+_CONTRACTED = frozenset({"arith.addf", "arith.mulf"})
+
 _X = gpu.Dimension.x
 
 
@@ -321,6 +324,9 @@ def _body(kernel: _Kernel, nest: _Nest, loops: Mapping[int, Any], carried: Mappi
             values[op.results[0]] = loops[ir.IntegerAttr(op.attributes["dim"]).value]
         else:
             values[op.results[0]] = kernel.copy(op, value_of)
+            if nest.reductions and op.name in _CONTRACTED:
+                contract = ir.Attribute.parse("#arith.fastmath<contract>")
+                values[op.results[0]].owner.attributes["fastmath"] = contract
     return [value_of(value) for value in end.operands]
 
 
