@@ -36,7 +36,7 @@ def to_ptx(text: str) -> bytes:
     binding.initialize_all_asmprinters()
     target = binding.Target.from_triple("nvptx64-nvidia-cuda")
     machine = target.create_target_machine(cpu=ARCHITECTURE, opt=3)
-    return str(machine.emit_assembly(_optimised(text, machine))).encode()
+    return str(machine.emit_assembly(_optimised(_completed(text), machine))).encode()
 
 
 def to_library(text: str) -> bytes:
@@ -49,7 +49,7 @@ def to_library(text: str) -> bytes:
         CompileError: LLVM does not have code for an operation, or the linker is not installed.
     """
     wrappers = [_wrapper(match["name"], match["parameters"]) for match in _KERNEL.finditer(text)]
-    text = _DECLARED.sub(r"declare \1@llvm.nvvm.\2", text) + "\n".join(wrappers)
+    text = _DECLARED.sub(r"declare \1@llvm.nvvm.\2", _completed(text)) + "".join(wrappers)
     text = text.replace("@llvm.nvvm.", "@emulated.").replace("ptx_kernel ", "")
     text += "\ndeclare void @emulated.wmma(ptr, ptr, ptr)\n"
     text = _WMMA.sub(_emulated_wmma, re.sub(r"range\(i32 \d+, \d+\) ", "", text))
@@ -71,10 +71,14 @@ def to_library(text: str) -> bytes:
         return len(library_).to_bytes(8, "little") + library_
 
 
+def _completed(text: str) -> str:
+    """Return kernels that read bools as bytes, and whose buffers do not overlap."""
+    text = _LOADED_BOOL.sub(r"%byte\1 = load i8, \2\n  %\1 = icmp ne i8 %byte\1, 0", text)
+    return _KERNEL.sub(lambda match: match[0].replace("ptr ", "ptr noalias "), text)
+
+
 def _optimised(text: str, machine: Any) -> Any:
     """Return a module of LLVM with kernels and the functions that they call, optimised."""
-    text = _LOADED_BOOL.sub(r"%byte\1 = load i8, \2\n  %\1 = icmp ne i8 %byte\1, 0", text)
-    text = _KERNEL.sub(lambda match: match[0].replace("ptr ", "ptr noalias "), text)
     try:
         module = binding.parse_assembly(older_text(text))
         functions = older_text(library()).replace("define ", "define linkonce_odr ")

@@ -1,9 +1,9 @@
 // Driver that emulates a card on the processor, to run and test programs where no card is. Modules
 // are shared libraries (code.py).
 //
-// A stream keeps its commands, and runs them when something waits for it: this is the latest time at
-// which a driver may run them. Memory has no defined content before it is written and after it is
-// freed. Threads of a block are contexts that take turns, and change where they exchange values.
+// A stream keeps its commands, and runs them when something waits for it: this is the latest time
+// at which a driver may run them. Memory has no defined content before it is written and after it
+// is freed. Threads of a block are contexts that take turns, and change where they exchange values.
 #include "driver.h"
 
 #include <dlfcn.h>
@@ -19,7 +19,6 @@ enum { INVALID_VALUE = 1, INVALID_IMAGE = 200, NOT_FOUND = 500, GARBAGE = 0xA5 }
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // held in functions that use streams
 
 // --- threads of a card
-// -----------------------------------------------------------------------------------------
 
 enum { MAX_THREADS = 1024, WARP = 32, STACK = 128 << 10 };
 
@@ -104,8 +103,9 @@ float shuffle_float(uint32_t mask, float value, uint32_t distance, uint32_t clam
   return value;
 }
 
-// Tensor cores multiply blocks of 16 × 16 numbers. A thread of a warp has 8 numbers of each block, and
-// the driver defines which ones: here, those from 8 times its number in the warp on, row by row.
+// Tensor cores multiply blocks of 16 × 16 numbers. A thread of a warp has 8 numbers of each block,
+// and the driver defines which ones: here, those from 8 times its number in the warp on, row by
+// row.
 enum { SIZE = 16, PART = 8 };
 
 static float blocks_of_warps[MAX_THREADS / WARP][3][SIZE * SIZE];
@@ -141,7 +141,7 @@ static void store_part(void** operands) {
 
 static void multiply_parts(const char* name, float* part, void** operands) {
   const int is_bf16 = strstr(name, ".bf16") != NULL, count = is_bf16 ? 4 : 8;
-  float(*block)[SIZE * SIZE] = blocks_of_warps[thread / WARP];
+  float (*block)[SIZE * SIZE] = blocks_of_warps[thread / WARP];
   const int first = thread % WARP * PART;
   for (int e = 0; e < PART; ++e) {
     block[0][first + e] = number_of((const uint16_t*)operands[e / 2] + e % 2, is_bf16);
@@ -169,7 +169,6 @@ void wmma(const char* name, void* result, void** operands) {
 }
 
 // --- streams
-// ---------------------------------------------------------------------------------------------------
 
 struct stream;
 
@@ -196,7 +195,8 @@ struct command {
   };
 };
 
-// The counts are those of all commands since the stream exists; `commands` begins with number `first`.
+// The counts are those of all commands since the stream exists; `commands` begins with number
+// `first`.
 struct stream {
   struct command* commands;
   int64_t enqueued, over, first;
@@ -312,7 +312,6 @@ int cuStreamWaitEvent(object stream, object event, unsigned flags) {
 }
 
 // --- memory
-// ----------------------------------------------------------------------------------------------------
 
 int cuMemAlloc_v2(address* memory, size_t bytes) {
   size_t* start = malloc(bytes + 64);
@@ -336,19 +335,19 @@ int cuMemFreeAsync(address memory, object stream) {
 }
 
 int cuMemcpyHtoDAsync_v2(address memory, const void* host, size_t bytes, object stream) {
-  return enqueue(stream, (struct command){.kind = COPY,
-                                          .copy = {(void*)(uintptr_t)memory, host, bytes}});
+  return enqueue(stream,
+                 (struct command){.kind = COPY, .copy = {(void*)(uintptr_t)memory, host, bytes}});
 }
 
 int cuMemcpyDtoHAsync_v2(void* host, address memory, size_t bytes, object stream) {
-  return enqueue(stream, (struct command){.kind = COPY,
-                                          .copy = {host, (void*)(uintptr_t)memory, bytes}});
+  return enqueue(stream,
+                 (struct command){.kind = COPY, .copy = {host, (void*)(uintptr_t)memory, bytes}});
 }
 
 // --- modules
-// ---------------------------------------------------------------------------------------------------
 
-// The code begins with its size. It is loaded from a file, which the system keeps after its removal.
+// The code begins with its size. It is loaded from a file, which the system keeps after its
+// removal.
 int cuModuleLoadDataEx(object* module, const void* code, unsigned count, int* options,
                        void** values) {
   (void)options;
@@ -394,13 +393,12 @@ int cuLaunchKernel(object function, unsigned blocks_x, unsigned blocks_y, unsign
   uint64_t* values = malloc((size_t)kernel->parameters * sizeof *values + 1);
   for (int k = 0; k < kernel->parameters; ++k)
     memcpy(&values[k], parameters[k], sizeof *values);
-  const struct command command = {
-      .kind = LAUNCH, .launch = {kernel, (int)blocks_x, (int)threads_x, values}};
+  const struct command command = {.kind = LAUNCH,
+                                  .launch = {kernel, (int)blocks_x, (int)threads_x, values}};
   return enqueue(stream, command);
 }
 
 // --- devices
-// ---------------------------------------------------------------------------------------------------
 
 int cuInit(unsigned flags) {
   (void)flags;
@@ -408,7 +406,9 @@ int cuInit(unsigned flags) {
 }
 
 int cuGetErrorString(int error, const char** text) {
-  *text = error == INVALID_IMAGE ? "invalid image" : error == NOT_FOUND ? "not found" : "invalid value";
+  *text = error == INVALID_IMAGE ? "invalid image"
+          : error == NOT_FOUND   ? "not found"
+                                 : "invalid value";
   return 0;
 }
 

@@ -258,6 +258,20 @@ _INSTRUCTIONS: Mapping[str, Callable[..., Any]] = {
 
 _OPERANDS: Mapping[str, int] = {"pow": 2, "copysign": 2, "fma": 3}
 
+# Ops of the math dialect with another name than their function.
+_NAMES: Mapping[str, str] = {"absf": "fabs", "fpowi": "pow", "powf": "pow", "roundeven": "rint"}
+
+# Ops of the math dialect that are instructions of integers.
+_OF_INTEGERS = frozenset({"absi", "ctlz", "ctpop", "cttz"})
+
+
+def has_function(op: Any) -> bool:
+    """Return whether kernels have a function for an op of the math dialect and its type."""
+    name = op.name.removeprefix("math.")
+    function = _NAMES.get(name, name)
+    is_wide = op.results[0].type == ir.F64Type.get()
+    return name in _OF_INTEGERS or function in _INSTRUCTIONS or (function in _FUNCTIONS and not is_wide)
+
 
 @cache
 def library() -> str:

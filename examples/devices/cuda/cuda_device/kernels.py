@@ -15,6 +15,7 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import affine, arith, gpu, memref, scf
 
+from cuda_device.functions import has_function
 from cuda_device.tensor_cores import Product, i32, index, product_of, write_product
 from torchmdla.errors import CompileError
 
@@ -232,7 +233,8 @@ class _Kernel:
 
     def copy(self, op: Any, value_of: Callable[[Any], Any]) -> Any:
         """Return the result of a copy of an op on other operands."""
-        if len(op.regions) or len(op.results) != 1:
+        has_code = has_function(op) if op.name.startswith("math.") else not op.regions and len(op.results) == 1
+        if not has_code:
             raise unsupported(op)
         operands = [value_of(operand) for operand in op.operands]
         copy = op.clone()

@@ -17,6 +17,7 @@ from torchmdla.compiler.artifact import Artifact, Manifest, Pack
 from torchmdla.compiler.mlir import convert_errors, forward_of, run
 from torchmdla.compiler.program import Argument, Program, Result
 from torchmdla.devices.levels.fusion import fuse
+from torchmdla.errors import CompileError
 
 _BUFFERISE = (
     "eliminate-empty-tensors",
@@ -136,16 +137,20 @@ def _signature(program: Program) -> list[Slot]:
 
 
 def _bytes(tensor: Argument | Result) -> int:
+    if tensor.dtype not in _SIZES:
+        raise CompileError(f"the cuda device does not compute with {tensor.dtype}")
     return math.prod(tensor.shape) * _SIZES[tensor.dtype]
 
 
 def _bytes_of(value: Any) -> int:
     element = ir.MemRefType(value.type).element_type
-    return math.prod(shape_of(value)) * (1 if element.width == 1 else element.width // 8)
+    return math.prod(shape_of(value)) * (8 if isinstance(element, ir.IndexType) else max(1, element.width // 8))
 
 
 def _constant(module: ir.Module, value: Any) -> bytes:
     """Return the content of a constant tensor."""
     name = ir.FlatSymbolRefAttr(value.owner.operation.attributes["name"]).value
     content = ir.SymbolTable(module.operation)[name].attributes["initial_value"]
+    if str(content.type.element_type) == "bf16":
+        raise CompileError("the cuda device has no code for constant tensors of bfloat16")
     return np.ascontiguousarray(np.asarray(content)).tobytes()

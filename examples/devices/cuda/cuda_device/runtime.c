@@ -19,7 +19,6 @@ static struct {
 } cu;
 
 // --- errors
-// ----------------------------------------------------------------------------------------------------
 
 static _Thread_local char fault[4096];
 
@@ -41,7 +40,6 @@ static int fail(const char* function, int error) {
   } while (0)
 
 // --- devices
-// ---------------------------------------------------------------------------------------------------
 
 enum { MAX_STREAMS = 16, MAX_DEVICES = 64, TABLE = 4096 };
 
@@ -190,14 +188,13 @@ static void count(int64_t* counter) {
 }
 
 // --- results on the card
-// ---------------------------------------------------------------------------------------
 
 struct buffer {
   address memory;
   struct stream* stream; // that computes it and frees it
   object done;           // event: it is computed
   int references;
-  void* host;          // where the caller wants it
+  void* host; // where the caller wants it
   size_t bytes;
   struct buffer* next; // in the table of results
 };
@@ -281,7 +278,6 @@ void cuda_forget(void* host) {
 }
 
 // --- weights
-// ---------------------------------------------------------------------------------------------------
 
 struct weight {
   struct device* device;
@@ -318,7 +314,6 @@ int32_t cuda_upload(void* handle, struct device* device, const void* data, int64
 }
 
 // --- programs
-// --------------------------------------------------------------------------------------------------
 
 enum kind { ARGUMENT, SCALAR, PACK, LITERAL, TEMPORARY, RESULT };
 
@@ -380,7 +375,8 @@ static void* copy_of(const void* data, size_t bytes) {
   return memcpy(malloc(bytes + 1), data, bytes);
 }
 
-// Return a program, or null. Each step has the name of a kernel, its blocks, and a number of places.
+// Return a program, or null. Each step has the name of a kernel, its blocks, and a number of
+// places.
 struct program* cuda_load(struct device* device, const void* code, int32_t arguments,
                           int32_t threads, int64_t workspace, int32_t slots,
                           const struct slot* slot, int32_t steps, const char** names,
