@@ -59,16 +59,22 @@ def _returned(function: Any) -> list[Any]:
 
 
 def _computed(op: Any) -> list[Any]:
-    """Return the operands of an op that are results of other ops and have fewer elements than the op has iterations."""
+    """Return the results of other ops that an op reads several times, without ops that are free in between."""
     maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
-    return [
-        value
-        for value, affine_map in zip(op.operands, maps, strict=True)
-        if isinstance(value, ir.OpResult)
-        and value.owner.operation.name == "linalg.generic"
-        and len(affine_map.results) < affine_map.n_dims
-        and not _is_free(value.owner.operation)
-    ]
+    repeated = [value for value, place in zip(op.operands, maps, strict=True) if len(place.results) < place.n_dims]
+    sources = [_source(value) for value in repeated]
+    return [value for value in sources if _generic_of(value) is not None]
+
+
+def _source(value: Any) -> Any:
+    op = _generic_of(value)
+    return value if op is None or not _is_free(op) else _source(op.operands[0])
+
+
+def _generic_of(value: Any) -> Any | None:
+    """Return the op that computes a value, if it is a ``linalg.generic``."""
+    op = value.owner.operation if isinstance(value, ir.OpResult) else None
+    return op if op is not None and op.name == "linalg.generic" else None
 
 
 def _return(function: Any, values: list[Any]) -> None:
