@@ -198,6 +198,26 @@ def test_threads_and_forks(tmp_path: Path) -> None:
     )
 
 
+def test_kernels_that_the_driver_refuses(tmp_path: Path) -> None:
+    check(
+        """
+        from cuda_device.program import DeviceProgram, Step
+        from torchmdla.compiler.artifact import Artifact, Manifest
+
+        code = (8).to_bytes(8, "little") + b"not code"
+        program = DeviceProgram(0, code, (), (Step("k0", 1, ()),), 0, (), b"")
+        try:
+            runtime.load(Artifact(program.to_bytes(), Manifest("", "cuda_entry", (), (), 0)), 2, True)
+        except torchmdla.CompileError as error:
+            assert "the driver refuses the kernels" in str(error), error
+            assert "cuModuleLoadDataEx: invalid image (error 200)\\n" in str(error), error
+        else:
+            raise AssertionError("no error")
+        """,
+        tmp_path,
+    )
+
+
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a card")
 def test_machines_without_a_driver(tmp_path: Path) -> None:
     check(
