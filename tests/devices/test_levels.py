@@ -21,6 +21,7 @@ from torchmdla.compiler.program import Argument, Program, Result, Target
 from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.lowering import loop_program_text
 from torchmdla.devices.levels import LEVELS, Layouts, LegalProgram, Level, composite_ops_of
+from torchmdla.devices.levels.fusion import fuse
 from torchmdla.devices.levels.legalise import legalise
 from torchmdla.errors import CompileError
 from torchmdla.mlir.function import separate_results, tensor_type_of
@@ -245,6 +246,33 @@ INTERPRETERS: dict[str, Any] = {
 def _perceptron() -> tuple[nn.Module, Tensor]:
     make, x = MODELS["perceptron"]
     return make(), x
+
+
+class Half(nn.Module):
+    """Products of float16, whose operands upstream widens first, and of exponentials."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.half() @ y.half(), torch.relu(x.exp() @ y) + 1
+
+
+def test_fusion_does_not_repeat_work() -> None:
+    program = program_of(Half(), torch.randn(4, 8), torch.randn(8, 4))
+    with new_context(), ir.Location.unknown():
+        function = fuse(legalise(program, "linalg").module)
+        bodies = [
+            [op.operation.name for op in generic.regions[0].blocks[0].operations][:-1]
+            for generic in ops_named(function, {"linalg.generic"})
+        ]
+    # The products widen their operands, and do not compute exponentials again for each of their columns.
+    assert sorted(body for body in bodies if body) == [
+        ["arith.cmpf", "arith.select", "arith.addf"],
+        ["arith.extf", "arith.extf", "arith.mulf", "arith.addf"],
+        ["arith.mulf", "arith.addf"],
+        ["arith.truncf"],
+        ["arith.truncf"],
+        ["arith.truncf"],
+        ["math.exp"],
+    ]
 
 
 def test_loops_are_those_of_the_cpu_device() -> None:

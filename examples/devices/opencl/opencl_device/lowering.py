@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
 
 from torch_mlir import ir
 
 from opencl_device.kernels import Generator
 from opencl_device.program import Buffer, DeviceProgram
 from torchmdla.compiler.artifact import Artifact, Manifest, Pack
-from torchmdla.compiler.mlir import convert_errors, forward_of, ops_named, run
 from torchmdla.compiler.program import Argument, Program
+from torchmdla.devices.levels.fusion import fuse
 from torchmdla.errors import CompileError
-
-_GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
-_FUSE = "func.func(linalg-fuse-elementwise-ops)"
-_CLEAN = "func.func(canonicalize,cse),lower-affine"
 
 _SIZES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "bool": 1}
 
@@ -41,7 +36,7 @@ def lower(program: Program, module: ir.Module, device: int) -> Artifact:
         arguments.append(buffer)
         if is_pack:
             packs.append(_pack(device, position, buffer.bytes))
-    generator = Generator(_fuse(module), arguments)
+    generator = Generator(fuse(module), arguments)
     results = generator.generate()
     for number, buffer in enumerate(results):
         buffer.kind, buffer.number = "result", number
@@ -69,47 +64,3 @@ def _pack(device: int, position: int, size: int) -> Pack:
     """Return the pack that copies a weight to the device. Programs share the copies of equal sizes."""
     recipe = hashlib.sha256(f"opencl {device} {size}".encode()).hexdigest()
     return Pack("opencl_upload", recipe, (position,), _HANDLE_BYTES)
-
-
-def _fuse(module: ir.Module) -> Any:
-    """Return the module's function after the fusion of elementwise ops."""
-    with convert_errors("fusion failed"):
-        run(module, _GENERALISE)
-        function = forward_of(module)
-        results = list(function.type.results)
-        # A value that is also returned is not fused. A sum would compute its operands again for each of its results.
-        sums = [
-            op for op in ops_named(function, {"linalg.generic"}) if "reduction" in str(op.attributes["iterator_types"])
-        ]
-        _return(function, [*_returned(function), *(value for op in sums for value in _computed(op))])
-        run(module, _FUSE)
-        _return(function, _returned(function)[: len(results)])
-        run(module, _CLEAN)
-    return forward_of(module)
-
-
-def _returned(function: Any) -> list[Any]:
-    block = function.regions[0].blocks[0]
-    return list(block.operations[len(block.operations) - 1].operands)
-
-
-def _computed(op: Any) -> list[Any]:
-    """Return the operands of an op that are results of other ops and have fewer elements than the op has iterations."""
-    maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
-    return [
-        value
-        for value, affine_map in zip(op.operands, maps, strict=True)
-        if isinstance(value, ir.OpResult)
-        and value.owner.operation.name == "linalg.generic"
-        and len(affine_map.results) < affine_map.n_dims
-    ]
-
-
-def _return(function: Any, values: list[Any]) -> None:
-    block = function.regions[0].blocks[0]
-    end = block.operations[len(block.operations) - 1].operation
-    with ir.InsertionPoint(end), end.location:
-        ir.Operation.create("func.return", operands=values)
-    end.erase()
-    kind = ir.FunctionType.get(list(function.type.inputs), [value.type for value in values])
-    function.attributes["function_type"] = ir.TypeAttr.get(kind)
