@@ -76,9 +76,9 @@ bool has_faulty_indices(const std::vector<IValue>& arguments) {
       if (index.scalar_type() == at::kByte ||
           index.sizes() != self.sizes().slice(dimension, dimensions))
         return true;
-      if (!mask.defined()) return false;
-      const at::Tensor selected(
-          at::detail::empty_meta({mask.count_nonzero().item<int64_t>()}, at::kLong));
+      // Values that fit one element of a pending mask fit any number of elements.
+      const auto count = mask.defined() ? mask.count_nonzero().item<int64_t>() : 1;
+      const at::Tensor selected(at::detail::empty_meta({count}, at::kLong));
       for (int64_t i = 0; i < dimensions; ++i)
         indices.push_back(selected);
     } else {

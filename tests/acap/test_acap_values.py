@@ -136,14 +136,27 @@ def test_strides_are_the_cpus(dev: torch.device, op: str, order: tuple[int, ...]
     assert torchmdla.acap.is_pending(result)
 
 
+def test_strides_of_sizes_1(dev: torch.device) -> None:
+    for format in (torch.channels_last, torch.contiguous_format):
+        x = torch.ones(10, 3, 1, 1).to(memory_format=format)
+        assert (x.to(dev) * 5).stride() == (x * 5).stride()
+
+
 def test_new_memory_of_deterministic_algorithms(dev: torch.device) -> None:
+    x = torch.zeros(3, device=dev)
     torch.use_deterministic_algorithms(True)
     try:
-        empty = [torch.empty(3, device=dev), torch.empty_strided((2, 2), (4, 1), dtype=torch.int64, device=dev)]
+        integers = torch.empty_strided((2, 2), (4, 1), dtype=torch.int64, device=dev)
+        floats = [
+            torch.empty(3, device=dev),
+            torch.empty_like(x),
+            x.new_empty(3),
+            torch.empty_permuted((2, 3), (1, 0), device=dev),
+        ]
     finally:
         torch.use_deterministic_algorithms(False)
-    assert empty[0].isnan().all()
-    assert empty[1].eq(torch.iinfo(torch.int64).max).all()
+    assert integers.eq(torch.iinfo(torch.int64).max).all()
+    assert [bool(empty.isnan().all()) for empty in floats] == [True] * 4
 
 
 def test_a_script_writes_to_elements_of_a_mask(dev: torch.device) -> None:
