@@ -314,7 +314,17 @@ def test_moving_a_module_keeps_its_parameters(dev: torch.device) -> None:
     before = model[0].weight.detach().cpu()
     updating.step()
     assert not torch.equal(model[0].weight.detach().cpu(), before)
+    gradient = model[0].weight.grad
     assert model.cpu()[1].weight is model[0].weight
+    assert model[0].weight.grad is gradient
+    assert gradient.tolist() == [[1] * 3] * 3
+
+
+def test_a_module_without_memory_gets_new_parameters(dev: torch.device) -> None:
+    model = nn.Linear(2, 2, device="meta")
+    before = model.weight
+    assert model.to_empty(device=dev).weight is not before
+    assert model.weight.device == dev
 
 
 def test_printing(dev: torch.device) -> None:

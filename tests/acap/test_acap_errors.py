@@ -101,6 +101,12 @@ def test_errors_are_pytorchs(dev: torch.device, fault: str) -> None:
     assert str(raised.value) == str(wanted.value)
 
 
+@pytest.mark.parametrize("make", [Tensor.to_sparse, lambda x: torch.nested.as_nested_tensor([x, x])])
+def test_tensors_that_are_not_dense_are_refused(dev: torch.device, make: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(NotImplementedError, match="move the operands to the CPU first"):
+        make(torch.ones(2, 3, device=dev))
+
+
 def test_operators_without_an_order_are_rejected_at_the_call(dev: torch.device) -> None:
     def put(device: Any) -> None:
         torch.ones(3, device=device).put_(torch.tensor([0], device=device), torch.ones(1, device=device))
