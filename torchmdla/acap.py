@@ -156,12 +156,14 @@ def _install_moves() -> None:
     PyTorch keeps a parameter's identity when its data moves between its own devices. For an external device
     ``module.to(…)`` makes new parameters, which unties tied weights and leaves optimisers with the old parameters. Here
     parameters and their gradients move first and in place, so that PyTorch replaces none of them. From the device
-    ``meta``, PyTorch makes new parameters on all devices.
+    ``meta``, PyTorch makes new parameters on all devices. If modules swap their parameters
+    (``torch.__future__.set_swap_module_params_on_conversion``), PyTorch keeps them itself.
     """
     apply: Callable[..., Any] = nn.Module._apply
 
     def move_and_apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        _move_parameters(module.parameters(recurse), function)
+        if not torch.__future__.get_swap_module_params_on_conversion():
+            _move_parameters(module.parameters(recurse), function)
         return apply(module, function, recurse)
 
     nn.Module._apply = move_and_apply  # type: ignore[method-assign]

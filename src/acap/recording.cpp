@@ -227,14 +227,15 @@ bool record_view(const OperatorHandle& op, const std::vector<IValue>& arguments,
 
 // Return whether a result of type `meta` can be written to `argument` unchanged. Otherwise eager
 // PyTorch resizes the argument or raises an error. Most kernels require that an `out` argument has
-// the result's dtype.
+// the result's dtype. In-place kernels do not write real results to complex tensors.
 bool can_write(const IValue& argument, const at::Tensor& meta, bool is_out) {
   if (argument.isNone()) return true;
   const auto& tensor = argument.toTensor();
   if (!tensor.defined()) return true;
   return meta.defined() && is_acap(tensor) && tensor.sizes() == meta.sizes() &&
          (is_out ? meta.scalar_type() == tensor.scalar_type()
-                 : c10::canCast(meta.scalar_type(), tensor.scalar_type())) &&
+                 : c10::canCast(meta.scalar_type(), tensor.scalar_type()) &&
+                       !(tensor.is_complex() && c10::isFloatingType(meta.scalar_type()))) &&
          !Geometry::of(tensor).may_overlap() && !tensor.is_conj() && !tensor.is_neg();
 }
 
@@ -342,9 +343,8 @@ bool try_to_record(const OperatorHandle& op, const std::vector<IValue>& argument
 
 void record(const OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::pop(*stack, op.schema().arguments().size());
-  const bool reads_indices = is_indexing(op);
-  check_devices(op, arguments, reads_indices);
-  if (!(reads_indices && has_faulty_indices(arguments)) && try_to_record(op, arguments, stack)) {
+  check_devices(op, arguments, /*reads_indices=*/is_indexing(op));
+  if (!has_faulty_indices(op, arguments) && try_to_record(op, arguments, stack)) {
     // Errors of these values are ignored here and reported when the values are read.
     if (pending_nodes() > most_pending_nodes.load(std::memory_order_relaxed)) compute_all();
     return;

@@ -171,7 +171,9 @@ std::optional<Results> infer_once(Inference infer, const OperatorHandle& op,
                       static_cast<int64_t>(std::hash<OperatorHandle>()(op)),
                       static_cast<int64_t>(c10::get_default_dtype_as_scalartype()),
                       at::globalContext().deterministicAlgorithms()};
-  if (!append_types(arguments, signature)) return infer(op, arguments);
+  // Kernels warn about each call then.
+  const bool warns = at::globalContext().deterministicAlgorithmsWarnOnly();
+  if (warns || !append_types(arguments, signature)) return infer(op, arguments);
   Key key(signature.begin(), signature.end());
   if (const auto entry = known.find(key); entry != known.end()) return entry->second;
   auto results = infer(op, arguments);

@@ -35,6 +35,7 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
     "view": lambda device: torch.ones(6, device=device).view(5),
     "memory of a view": lambda device: torch.ones(4, device=device).as_strided((2, 2), (2, 1), 1),
     "dtype of a write": lambda device: torch.ones(2, dtype=torch.int64, device=device).add_(1.5),
+    "a real result in a complex tensor": lambda device: torch.ones(2, dtype=torch.complex64, device=device).abs_(),
     "dtype of an out": lambda device: torch.gather(
         torch.ones(2, device=device),
         0,
@@ -80,6 +81,9 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
     "number of values of a pending mask": lambda device: operator.setitem(
         x := torch.ones(3, device=device), x > 0, torch.ones(2, device=device)
     ),
+    "number of scattered values": lambda device: torch.ones(2, 3, device=device).masked_scatter_(
+        torch.tensor([True, False, True], device=device), torch.ones(3, device=device)
+    ),
     "sizes of a mask": lambda device: operator.setitem(
         torch.ones(3, device=device), torch.tensor([True, False], device=device), 1
     ),
@@ -116,6 +120,10 @@ def test_operators_without_an_order_are_rejected_at_the_call(dev: torch.device) 
     try:
         with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
             put(dev)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="put_ does not have a deterministic implementation"):
+                put(dev)
     finally:
         torch.use_deterministic_algorithms(False)
 
