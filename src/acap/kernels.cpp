@@ -254,11 +254,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
 // --- registration -------------------------------------------------------------------------------
 
 // Return whether `op` keeps its composite kernel, which is better than a node: it draws into new
-// memory, makes memory by the modes at the call, iterates over lists, or has error messages of its
-// own.
+// memory, makes memory by the modes at the call, iterates over lists, has arguments on the CPU, or
+// has error messages of its own.
 bool uses_composite_kernel(const OperatorHandle& op) {
   const auto& name = op.operator_name().name;
-  return is_random(op) || name.starts_with("aten::_foreach") || name == "aten::_conj" ||
+  return is_random(op) || name.starts_with("aten::_foreach") ||
+         name.starts_with("aten::_pack_padded_sequence") || name == "aten::_conj" ||
          name == "aten::block_diag" || name == "aten::_neg_view" || name == "aten::empty_like" ||
          name == "aten::empty_permuted" || name == "aten::new_empty" ||
          name == "aten::new_empty_strided" || name == "aten::_thnn_fused_lstm_cell_backward";

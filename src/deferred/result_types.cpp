@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <string_view>
 #include <unordered_map>
@@ -151,6 +152,10 @@ bool append_types(const std::vector<IValue>& arguments, Signature& signature) {
     });
     if (!is_list_of_optional_tensors(argument)) {
       if (!append_signature(argument, signature)) return false;
+      // A signature does not have floats, which vary. Kernels reject some by their kind.
+      if (argument.isDouble())
+        signature.push_back(std::fpclassify(argument.toDouble()) << 1 |
+                            std::signbit(argument.toDouble()));
       continue;
     }
     signature.push_back(static_cast<int64_t>(argument.toListRef().size()));

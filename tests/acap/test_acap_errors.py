@@ -60,6 +60,9 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
     "an option": lambda device: torch.searchsorted(
         torch.ones(3, device=device), torch.ones(2, device=device), side="middle"
     ),
+    "order of a norm": lambda device: [
+        torch.linalg.vector_norm(torch.ones(0, device=device), order) for order in (0.5, -0.5)
+    ],
     "write to an expanded": lambda device: torch.ones(3, device=device).expand(2, 3).add_(1),
     "an index": lambda device: torch.ones(3, 4, device=device)[:, torch.tensor([0, 4], device=device)],
     "an index of nothing": lambda device: torch.ones(0, 4, device=device)[torch.tensor([0], device=device)],

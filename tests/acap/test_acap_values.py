@@ -28,6 +28,19 @@ def test_recurrent(dev: torch.device, kind: type[nn.Module]) -> None:
         torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_packed_sequences(dev: torch.device) -> None:
+    def run(device: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        model, x = nn.LSTM(3, 4).to(device), torch.randn(5, 2, 3).to(device).requires_grad_()
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 2]))
+        y, lengths = nn.utils.rnn.pad_packed_sequence(model(packed)[0])
+        (y * torch.arange(8.0, device=device).view(2, 4)).sum().backward()
+        assert x.grad is not None
+        return [y.detach().cpu(), lengths, x.grad.cpu(), packed.batch_sizes]
+
+    assert_matches(run(dev), run("cpu"), layers=5)
+
+
 def test_values_are_there_when_asked_for(dev: torch.device) -> None:
     x = torch.tensor([1.0, 0, 2, 0], device=dev)
     assert x.nonzero().flatten().tolist() == [0, 2]

@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if missing := [name for name in files if not (options.folder / name).is_file()]:
         command_line.error(f"{options.folder} does not contain {missing[0]}")
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     results = _Results(options.json, options.resume)
     try:
         errors = _run(files, results, options, console)
