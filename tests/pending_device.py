@@ -1,4 +1,4 @@
-"""Asynchronous device for tests: the device of examples/new_device, whose results stay in memory of its own.
+"""Asynchronous device for tests: the device of examples/devices/numpy, whose results stay in memory of its own.
 
 The host memory of a result holds ``0xff`` bytes (NaN) until ``wait`` copies the result, so that a read without a wait
 gives a wrong value. The functions are Python, and :attr:`PendingDevice.log` records their calls.
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "new_device"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "devices" / "numpy"))
 
 from numpy_device import NumpyDevice
 

@@ -21,7 +21,7 @@ from torchmdla.packages import info
 from torchmdla.testing.compare import assert_matches
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-PATH = ":".join(map(str, (EXAMPLES.parent, EXAMPLES / "new_device", EXAMPLES / "devices" / "library")))
+PATH = ":".join(map(str, (EXAMPLES.parent, EXAMPLES / "devices" / "numpy", EXAMPLES / "devices" / "library")))
 NUMPY, KERNELS = "numpy_device:NumpyDevice", "kernels_device:KernelsDevice"
 
 # Loads a package and calls it. The arguments are the package, its inputs and results, and the device in use.
@@ -52,7 +52,7 @@ def mlp() -> nn.Module:
 
 @pytest.fixture(autouse=True)
 def examples_on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for folder in ("new_device", "devices/library"):
+    for folder in ("devices/numpy", "devices/library"):
         monkeypatch.syspath_prepend(str(EXAMPLES / folder))
     yield
     _C.set_packages(False)

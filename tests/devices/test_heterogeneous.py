@@ -21,7 +21,7 @@ from torchmdla.errors import CompileError
 from torchmdla.report.groups import executables_of
 from torchmdla.testing.compare import assert_matches
 
-sys.path.append(str(Path(__file__).parents[2] / "examples" / "new_device"))
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "devices" / "numpy"))
 
 from far_device import FarDevice
 from numpy_device import NumpyDevice

@@ -50,7 +50,7 @@ def test_operations_at_a_level(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.sampled(0)
 def test_what_a_device_does_not_lower() -> None:
-    folder = ROOT / "examples" / "new_device"
+    folder = ROOT / "examples" / "devices" / "numpy"
 
     def run(*ops: str) -> subprocess.CompletedProcess[str]:
         device = "numpy_device:NumpyDevice"

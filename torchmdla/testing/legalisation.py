@@ -217,8 +217,9 @@ def _subgraph_of(called: Any, arguments: Sequence[Any]) -> tuple[FxSubgraph, lis
 
 _HEADING = "## Operators\n"
 
-# Gradients and recurrent steps, of which programs contain the operations of their formulas, are not on the page.
-_NOT_SHOWN = re.compile(r"backward|^torchmdla::")
+# Gradients and recurrent steps, whose formulas are in programs, and forms that only PyTorch's functions call are not on
+# the page.
+_NOT_SHOWN = re.compile(r"backward|^torchmdla::|^aten::_(?!softmax|log_softmax|convolution)")
 
 # Operations of any program: they restore the order of dimensions of its inputs.
 _ANYWHERE = frozenset({"torch.aten.permute"})

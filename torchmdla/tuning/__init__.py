@@ -101,6 +101,11 @@ def _timed_programs(call: Callable[[], Any]) -> list[_TimedProgram]:
     tunable = list(_merge_by_program(executables, calls))
     if not tunable:
         raise ValueError("there is nothing to tune: no group runs compiled, on a device that can be tuned")
+    if not any(entry.seconds for entry in tunable):
+        name = tunable[0].program.target.device
+        raise ValueError(
+            f"there is nothing to tune: the code of device {name!r} does not report kernels (mdla_begin_kernel)"
+        )
     return tunable
 
 

@@ -1,24 +1,28 @@
 """Device whose code a shared library loads: groups become C, and a library of thirty lines loads the result.
 
 Files with compiled code therefore run in C++ programs, and without PyTorch. The device also compiles for other
-processors.
+processors, reports its kernels, and measures the order of a product's loops (``tuner.py``).
 """
 
 from __future__ import annotations
 
+import json
+import math
 import platform
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchmdla.compiler.artifact import Artifact, Manifest, Pack
-from torchmdla.compiler.mlir import forward_of, new_context
+from torchmdla.compiler.artifact import Artifact, KernelCall, Manifest, Pack
+from torchmdla.compiler.mlir import forward_of, new_context, nodes_of
 from torchmdla.compiler.program import Program, Target
-from torchmdla.devices import CrossCompilation, Device, LibraryLoading, LoadedCode, OpSupport
+from torchmdla.compiler.records import OPTION, Record, TunedKernel
+from torchmdla.devices import CrossCompilation, Device, LibraryLoading, LoadedCode, OpSupport, Tuning
+from torchmdla.devices.capabilities import Progress
 from torchmdla.errors import CompileError
 
 ELEMENTWISE = {
@@ -28,6 +32,7 @@ ELEMENTWISE = {
 }
 HEAD = """#include <stdint.h>
 #include <time.h>
+void (*mdla_begin_kernel)(int64_t kernel);
 int32_t (*mdla_are_events_recorded)(void);
 void (*mdla_record_event)(const char *stream, const char *name, int64_t begin, int64_t end);
 static int64_t now(void) {
@@ -54,7 +59,32 @@ ENTRY = """int32_t entry(void *const *buffers) {{
 """
 
 
-class KernelsDevice(Device, CrossCompilation, LibraryLoading):
+# Loops of a product of matrices, from which the tuner chooses. Sums have the same order in all of them.
+PRODUCTS = {
+    "columns": """
+  for (int i = 0; i < {rows}; ++i)
+    for (int j = 0; j < {columns}; ++j) {{
+      float sum = 0;
+      for (int k = 0; k < {depth}; ++k) sum += x[i * {depth} + k] * y[k * {columns} + j];
+      z[i * {columns} + j] = sum;
+    }}""",
+    "rows": """
+  for (int i = 0; i < {rows}; ++i) {{
+    for (int j = 0; j < {columns}; ++j) z[i * {columns} + j] = 0;
+    for (int k = 0; k < {depth}; ++k)
+      for (int j = 0; j < {columns}; ++j) z[i * {columns} + j] += x[i * {depth} + k] * y[k * {columns} + j];
+  }}""",
+}
+
+
+def product_source(kernel: str, order: str) -> str:
+    """Return the C function of a product such as ``"mm_2x8x16"``: rows, depth and columns."""
+    rows, depth, columns = map(int, kernel.removeprefix("mm_").split("x"))
+    loops = PRODUCTS[order].format(rows=rows, depth=depth, columns=columns)
+    return f"static void {kernel}(const float *restrict x, const float *restrict y, float *restrict z) {{{loops}\n}}"
+
+
+class KernelsDevice(Device, CrossCompilation, LibraryLoading, Tuning):
     name = "kernels"
     dtypes = frozenset({"float32"})
     ops: Mapping[str, OpSupport] = {
@@ -87,87 +117,135 @@ class KernelsDevice(Device, CrossCompilation, LibraryLoading):
     def load(self, artifact: Artifact) -> LoadedCode:
         return self.load_by_library(artifact)
 
+    @property
+    def machine(self) -> str:
+        return f"{platform.node()} {self.target().cpu}"
+
+    def tune(
+        self,
+        program: Program,
+        places: Sequence[float],
+        seconds: float,
+        known: Mapping[str, Record],
+        skip: Sequence[str] = (),
+        progress: Progress = lambda kernel, tried, gain: None,
+    ) -> Iterator[TunedKernel]:
+        from tuner import tune_products
+
+        kernels = self.lower(program).manifest.kernels
+        return tune_products(kernels, flags_of(program), places, seconds, known, skip, progress)
+
     def lower(self, program: Program) -> Artifact:
         from torch_mlir import ir
 
         if program.symbols:
             raise CompileError("sizes that vary are not supported")
         with new_context():
-            block = forward_of(ir.Module.parse(program.mlir)).regions[0].blocks[0]
-            source, packs, workspace = _generate(program, block)
-        flags = ["-mavx2"] if program.target.cpu == "avx2" else []
-        entry = source[source.index("int32_t entry") :]
+            code = _Code(program, forward_of(ir.Module.parse(program.mlir)).regions[0].blocks[0])
         manifest = Manifest(
             program.key,
             "entry",
             program.arguments,
             program.results,
-            workspace_bytes=workspace,
-            packs=packs,
+            workspace_bytes=code.workspace,
+            packs=tuple(code.packs),
             parameters=tuple(
                 number
                 for number, argument in enumerate(program.arguments)
-                if argument.role == "parameter" and f"buffers[{3 + number}]" in entry
+                if argument.role == "parameter" and f"buffers[{3 + number}]" in code.entry
             ),
+            kernels=tuple(code.kernels),
         )
-        return Artifact(_compile(source, *flags), manifest)
+        return Artifact(compile_source("\n".join([HEAD, *code.functions, code.entry]), *flags_of(program)), manifest)
 
 
-def _generate(program: Program, block: Any) -> tuple[str, tuple[Pack, ...], int]:
-    """Return the C source, the packs, and the bytes of workspace."""
-    *operations, end = block.operations
-    places = {value: f"((float *)buffers[{3 + number}])" for number, value in enumerate(block.arguments)}
-    arguments, packs, constants = list(block.arguments), [], {}
-    for number, value in enumerate(end.operands):
-        places[value] = f"((float *)buffers[{3 + len(arguments) + number}])"
-    source, body, workspace = [HEAD], [], 0
-    for operation in operations:
-        if operation.name.startswith("torch.constant."):
-            constants[operation.results[0]] = operation.attributes["value"].value
-            continue
-        result, operands = operation.results[0], list(operation.operands)
-        if operation.name in ("torch.aten.t", "torch.aten.transpose.int") and operands[0] in arguments:
-            number = arguments.index(operands[0])
-            if program.arguments[number].role == "parameter":
-                rows, columns = _shape(operands[0])
-                name = f"pack_{len(packs)}"
-                source.append(PACK.format(name=name, rows=rows, columns=columns))
-                packs.append(Pack(name, f"transpose {rows}x{columns}", (number,), 4 * rows * columns))
-                places[result] = f"(((float *const *)buffers[1])[{len(packs) - 1}])"
-                continue
-        if result not in places:
-            places[result] = f"((float *)(workspace + {workspace}))"
-            workspace += -(-4 * _count(result) // 64) * 64
-        body.append(_statement(operation, places, constants))
-    return "\n".join([*source, ENTRY.format(body="\n".join(body))]), tuple(packs), workspace
+class _Code:
+    """C of a program.
 
-
-def _statement(operation: Any, places: Mapping[Any, str], constants: Mapping[Any, Any]) -> str:
-    """Return the loops of an operation.
-
-    Raises:
-        CompileError: the device does not have them; the group is then compiled around the operation.
+    Attributes:
+        functions: the packs and the products.
+        entry: the entry.
+        packs: the packs, which transpose parameters.
+        kernels: the kernels that the entry runs.
+        workspace: the bytes of workspace that the entry needs.
     """
-    result, operands = operation.results[0], list(operation.operands)
-    if operation.name == "torch.aten.mm":
-        (rows, depth), (_, columns) = map(_shape, operands)
-        left, right = (places[operand] for operand in operands)
-        return (
-            f"  for (int i = 0; i < {rows}; ++i)\n    for (int j = 0; j < {columns}; ++j) {{\n      float sum = 0;\n"
-            f"      for (int k = 0; k < {depth}; ++k) sum += {left}[i * {depth} + k] * {right}[k * {columns} + j];\n"
-            f"      {places[result]}[i * {columns} + j] = sum;\n    }}"
+
+    def __init__(self, program: Program, block: Any) -> None:
+        self.functions: dict[str, None] = {}
+        self.packs: list[Pack] = []
+        self.kernels: list[KernelCall] = []
+        self.workspace = 0
+        self._program, self._arguments = program, list(block.arguments)
+        self._orders = json.loads(dict(program.options).get(OPTION, "{}"))
+        self._places = {value: f"((float *)buffers[{3 + number}])" for number, value in enumerate(self._arguments)}
+        self._constants: dict[Any, Any] = {}
+        *operations, end = block.operations
+        for number, value in enumerate(end.operands):
+            self._places[value] = f"((float *)buffers[{3 + len(self._arguments) + number}])"
+        statements = [self._statement(operation) for operation in operations]
+        self.entry = ENTRY.format(body="\n".join(filter(None, statements)))
+
+    def _statement(self, operation: Any) -> str:
+        """Return the statement of an operation; empty if the entry does not compute it.
+
+        Raises:
+            CompileError: the device does not have a kernel; the group is then compiled around the operation.
+        """
+        if operation.name.startswith("torch.constant."):
+            self._constants[operation.results[0]] = operation.attributes["value"].value
+            return ""
+        if operation.name in ("torch.aten.t", "torch.aten.transpose.int") and self._pack(operation):
+            return ""
+        result = operation.results[0]
+        if result not in self._places:
+            self._places[result] = f"((float *)(workspace + {self.workspace}))"
+            self.workspace += -(-4 * _count(result) // 64) * 64
+        return self._product(operation) if operation.name == "torch.aten.mm" else self._elementwise(operation)
+
+    def _pack(self, operation: Any) -> bool:
+        """Add the pack of a transposed parameter, and return whether the operand is one."""
+        operand = operation.operands[0]
+        if operand not in self._arguments:
+            return False
+        number = self._arguments.index(operand)
+        if self._program.arguments[number].role != "parameter":
+            return False
+        (rows, columns), name = _shape(operand), f"pack_{len(self.packs)}"
+        self.functions[PACK.format(name=name, rows=rows, columns=columns)] = None
+        self._places[operation.results[0]] = f"(((float *const *)buffers[1])[{len(self.packs)}])"
+        self.packs.append(Pack(name, f"transpose {rows}x{columns}", (number,), 4 * rows * columns))
+        return True
+
+    def _product(self, operation: Any) -> str:
+        (rows, depth), (_, columns) = map(_shape, operation.operands)
+        kernel = f"mm_{rows}x{depth}x{columns}"
+        order = self._orders.get(kernel, {}).get("order")
+        self.functions[product_source(kernel, order if order in PRODUCTS else next(iter(PRODUCTS)))] = None
+        begin = self._begin(operation, kernel, f"{rows}x{columns} reduce {depth}", 2 * rows * depth * columns)
+        operands = ", ".join(self._places[value] for value in (*operation.operands, operation.results[0]))
+        return f"{begin}  {kernel}({operands});"
+
+    def _elementwise(self, operation: Any) -> str:
+        result, operands = operation.results[0], list(operation.operands)
+        tensors = [operand for operand in operands if operand in self._places]
+        inner = [_shape(result)[-len(_shape(tensor)) :] == _shape(tensor) for tensor in tensors]
+        if operation.name not in ELEMENTWISE or not all(inner):
+            raise CompileError(f"no kernel computes {operation.name}", diagnostic=str(operation.location))
+        alpha = next((self._constants[operand] for operand in operands if operand in self._constants), 1)
+        reads = " ".join(
+            f"const float {name} = {self._places[tensor]}[i % {_count(tensor)}];"
+            for name, tensor in zip("xy", tensors, strict=False)
         )
-    tensors = [operand for operand in operands if operand in places]
-    inner = [_shape(result)[-len(_shape(tensor)) :] == _shape(tensor) for tensor in tensors]
-    if operation.name not in ELEMENTWISE or not all(inner):
-        raise CompileError(f"no kernel computes {operation.name}", diagnostic=str(operation.location))
-    alpha = next((constants[operand] for operand in operands if operand in constants), 1)
-    reads = (
-        f"const float {name} = {places[tensor]}[i % {_count(tensor)}];"
-        for name, tensor in zip("xy", tensors, strict=False)
-    )
-    expression = ELEMENTWISE[operation.name].format(alpha=float(alpha))
-    return f"  for (int i = 0; i < {_count(result)}; ++i) {{ {' '.join(reads)} {places[result]}[i] = {expression}; }}"
+        count, expression = _count(result), ELEMENTWISE[operation.name].format(alpha=float(alpha))
+        begin = self._begin(operation, operation.name.removeprefix("torch.aten."), str(count), count)
+        return f"{begin}  for (int i = 0; i < {count}; ++i) {{ {reads} {self._places[result]}[i] = {expression}; }}"
+
+    def _begin(self, operation: Any, kernel: str, loops: str, flops: int) -> str:
+        """Add a kernel to the manifest, and return the statement that reports its begin."""
+        touched = [value for value in (*operation.operands, operation.results[0]) if value in self._places]
+        size, nodes = 4 * sum(map(_count, touched)), tuple(sorted(nodes_of(operation)))
+        self.kernels.append(KernelCall(kernel, loops, flops, size, nodes))
+        return f"  mdla_begin_kernel({len(self.kernels) - 1});\n"
 
 
 def _shape(value: Any) -> list[int]:
@@ -179,17 +257,18 @@ def _shape(value: Any) -> list[int]:
 
 
 def _count(value: Any) -> int:
-    count = 1
-    for size in _shape(value):
-        count *= size
-    return count
+    return math.prod(_shape(value))
 
 
-def _compile(source: str, *flags: str) -> bytes:
+def flags_of(program: Program) -> list[str]:
+    return ["-mavx2"] if program.target.cpu == "avx2" else []
+
+
+def compile_source(source: str, *flags: str) -> bytes:
     """Return the shared object of a C source."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "kernels.so"
-        command = ["cc", "-O2", "-shared", "-fPIC", "-x", "c", "-", *flags, "-o", str(output)]
+        command = ["cc", "-O3", "-shared", "-fPIC", "-x", "c", "-", *flags, "-o", str(output)]
         done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompileError("the C compiler fails", diagnostic=done.stderr)

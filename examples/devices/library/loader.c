@@ -11,7 +11,7 @@ typedef struct loaded {
   mdla_entry packs[];
 } loaded;
 
-static const char *const calls[] = {"mdla_are_events_recorded", "mdla_record_event", NULL};
+static const char *const calls[] = {"mdla_begin_kernel", "mdla_are_events_recorded", "mdla_record_event", NULL};
 static _Thread_local char problem[256];
 
 static const char *fail(const char *reason) {

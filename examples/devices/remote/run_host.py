@@ -1,7 +1,7 @@
 """Run host: a process with a device, which runs artifacts for other processes.
 
-It here has the device of ``examples/new_device``. Messages are bytes over an authenticated connection: a letter, a key
-of 64 letters or a handle, and data.
+It here has the device of ``examples/devices/numpy``. Messages are bytes over an authenticated connection: a letter, a
+key of 64 letters or a handle, and data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "new_device"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "numpy"))
 
 from numpy_device import NumpyDevice
 

@@ -1,23 +1,29 @@
-"""Tests of examples/new_device, the user-defined device of the documents."""
+"""Tests of the devices of the documents: ``numpy``, ``tosa`` and the tuner of ``library`` in examples/devices."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from child_process import run_script
+from torch import nn
 
 import torchmdla
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Program
+from torchmdla.tuning import tune
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "new_device"
+EXAMPLES = ROOT / "examples" / "devices"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_script(*arguments, folder=EXAMPLE, PYTHONPATH=str(ROOT))
+def run(*arguments: str, example: str = "numpy") -> subprocess.CompletedProcess[str]:
+    return run_script(*arguments, folder=EXAMPLES / example, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.sampled(0)
@@ -42,7 +48,7 @@ def test_two_devices_share_programs() -> None:
 
 @pytest.mark.sampled(0)
 def test_the_example_of_tosa_runs_packs_again_for_new_weights() -> None:
-    done = run("run_tosa.py")
+    done = run("run.py", example="tosa")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "as eager",
@@ -88,3 +94,48 @@ def test_its_score(tmp_path: Path) -> None:
 def test_a_place_that_has_no_device(place: str, reason: str) -> None:
     with pytest.raises(ValueError, match=f"no device '{re.escape(place)}': .*{reason}"):
         torchmdla.enable(device=place)
+
+
+def save_mlp(folder: Path) -> Path:
+    """Write a scripted model with two products, and return its path."""
+    torch.manual_seed(0)
+    torch.jit.script(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 16)).eval()).save(folder / "model.pt")
+    return folder / "model.pt"
+
+
+@pytest.mark.sampled(0)
+def test_a_tuner_chooses_loops(tmp_path: Path) -> None:
+    """Check the records of the device's tuner, and that another process compiles with them."""
+    command = ["-m", "torchmdla", "tune", str(save_mlp(tmp_path)), "--input", "32x64", "--json", "--seconds", "10"]
+    command += ["--device", "kernels_device:KernelsDevice"]
+    environment = {"PYTHONPATH": str(ROOT), "TORCHMDLA_CACHE_DIR": str(tmp_path / "cache")}
+    done = run_script(*command, folder=EXAMPLES / "library", **environment)
+    assert done.returncode == 0, done.stderr
+    kernels = {kernel["kernel"]: kernel for kernel in json.loads(done.stdout)["kernels"]}
+    assert set(kernels) == {"mm_32x64x128", "mm_32x128x16", "add.Tensor", "relu"}
+    assert kernels["relu"]["reason"] == "it has one order of loops"
+    records = [kernels[name]["record"] for name in ("mm_32x64x128", "mm_32x128x16")]
+    assert all(record["finished"] and record["tried"] == 2 for record in records)
+    again = run_script(*command, folder=EXAMPLES / "library", **environment)
+    assert {kernel["kernel"]: kernel["record"] for kernel in json.loads(again.stdout)["kernels"]} == {
+        name: kernel["record"] for name, kernel in kernels.items()
+    }
+
+
+def test_a_tuner_needs_times_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES / "library"))
+    from kernels_device import KernelsDevice
+
+    class SilentDevice(KernelsDevice):
+        name = "silent"
+
+        def lower(self, program: Program) -> Artifact:
+            artifact = super().lower(program)
+            return replace(artifact, manifest=replace(artifact.manifest, kernels=()))
+
+    torchmdla.devices.register(SilentDevice())
+    torchmdla.enable(device="silent")
+    x = torch.randn(2, 8)
+    compiled = torchmdla.compile(nn.Sequential(nn.Linear(8, 4)).eval(), x)
+    with pytest.raises(ValueError, match=r"device 'silent' does not report kernels \(mdla_begin_kernel\)"):
+        tune(lambda: compiled(x), 1)
