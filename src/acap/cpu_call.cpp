@@ -94,8 +94,7 @@ private:
                                     !cpu.is_nested(),
                                 op_.operator_name(),
                                 " makes a tensor that is not dense. The acap device has dense "
-                                "tensors only; move the operands "
-                                "to the CPU first.");
+                                "tensors only; move the operands to the CPU first.");
     for (const auto& alias : aliases_)
       if (alias.cpu.is_same(cpu)) return alias.tensor;
     for (const auto& alias : aliases_)
