@@ -155,12 +155,15 @@ def _install_moves() -> None:
 
     PyTorch keeps a parameter's identity when its data moves between its own devices. For an external device
     ``module.to(…)`` makes new parameters, which unties tied weights and leaves optimisers with the old parameters. Here
-    parameters move first and in place, so that PyTorch replaces none of them.
+    parameters and their gradients move first and in place, so that PyTorch replaces none of them. From the device
+    ``meta``, PyTorch makes new parameters on all devices. If modules swap their parameters
+    (``torch.__future__.set_swap_module_params_on_conversion``), PyTorch keeps them itself.
     """
     apply: Callable[..., Any] = nn.Module._apply
 
     def move_and_apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        _move_parameters(module.parameters(recurse), function)
+        if not torch.__future__.get_swap_module_params_on_conversion():
+            _move_parameters(module.parameters(recurse), function)
         return apply(module, function, recurse)
 
     nn.Module._apply = move_and_apply  # type: ignore[method-assign]
@@ -174,9 +177,12 @@ def _move_parameters(parameters: Any, function: Callable[[Tensor], Tensor]) -> N
             here = parameter.device
             if here not in moves:
                 there = function(torch.empty(0, device=here)).device
-                moves[here] = here != there and "acap" in (here.type, there.type)
+                types = {here.type, there.type}
+                moves[here] = here != there and "acap" in types and "meta" not in types
             if moves[here]:
                 gradient = parameter.grad
                 parameter.grad = None
                 _C.acap.set_data(parameter, function(parameter))
-                parameter.grad = gradient if gradient is None else function(gradient)
+                if gradient is not None:
+                    _C.acap.set_data(gradient, function(gradient))
+                    parameter.grad = gradient

@@ -90,9 +90,11 @@ private:
   }
 
   at::Tensor on_acap(const at::Tensor& cpu) const {
-    TORCH_CHECK_NOT_IMPLEMENTED(cpu.layout() == c10::kStrided && !cpu.is_quantized(),
-                                op_.operator_name(), " makes a tensor of layout ", cpu.layout(),
-                                "; the acap device has dense tensors only");
+    TORCH_CHECK_NOT_IMPLEMENTED(cpu.layout() == c10::kStrided && !cpu.is_quantized() &&
+                                    !cpu.is_nested(),
+                                op_.operator_name(),
+                                " makes a tensor that is not dense. The acap device has dense "
+                                "tensors only; move the operands to the CPU first.");
     for (const auto& alias : aliases_)
       if (alias.cpu.is_same(cpu)) return alias.tensor;
     for (const auto& alias : aliases_)

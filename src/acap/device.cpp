@@ -36,10 +36,16 @@ private:
   std::atomic<uintptr_t> next_{first_};
 };
 
-c10::intrusive_ptr<c10::StorageImpl> create_storage(c10::StorageImpl::use_byte_size_t,
+c10::intrusive_ptr<c10::StorageImpl> create_storage(c10::StorageImpl::use_byte_size_t use_byte_size,
                                                     c10::SymInt size_bytes, c10::DataPtr data_ptr,
                                                     c10::Allocator* allocator, bool resizable) {
-  if (!data_ptr) data_ptr = allocator->allocate(size_bytes.expect_int());
+  if (!data_ptr) {
+    data_ptr = allocator->allocate(size_bytes.expect_int());
+  } else if (Storage::find(data_ptr.get())) {
+    // A slice of a storage has the memory of that one. Tensors get the storage itself (`set_`).
+    return c10::make_intrusive<c10::StorageImpl>(use_byte_size, std::move(size_bytes),
+                                                 std::move(data_ptr), allocator, resizable);
+  }
   return c10::make_intrusive<Storage>(std::move(size_bytes), std::move(data_ptr), allocator,
                                       resizable);
 }

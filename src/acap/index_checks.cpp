@@ -7,6 +7,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/count_nonzero.h>
+#include <c10/util/accumulate.h>
 
 #include <unordered_set>
 
@@ -58,7 +59,10 @@ bool is_indexing(const c10::OperatorHandle& op) {
   return names.count(op.operator_name().name) != 0;
 }
 
-bool has_faulty_indices(const std::vector<IValue>& arguments) {
+namespace {
+
+// Do the check for a list of indices, and for the values that are written to them.
+bool has_faulty_list(const std::vector<IValue>& arguments) {
   if (arguments.size() < 2 || !arguments[1].isList()) return false;
   const auto& self = arguments[0].toTensor();
   // Indices of the same sizes as the given ones. A mask is replaced by the indices that it selects.
@@ -76,9 +80,9 @@ bool has_faulty_indices(const std::vector<IValue>& arguments) {
       if (index.scalar_type() == at::kByte ||
           index.sizes() != self.sizes().slice(dimension, dimensions))
         return true;
-      if (!mask.defined()) return false;
-      const at::Tensor selected(
-          at::detail::empty_meta({mask.count_nonzero().item<int64_t>()}, at::kLong));
+      // Values that fit one element of a pending mask fit any number of elements.
+      const auto count = mask.defined() ? mask.count_nonzero().item<int64_t>() : 1;
+      const at::Tensor selected(at::detail::empty_meta({count}, at::kLong));
       for (int64_t i = 0; i < dimensions; ++i)
         indices.push_back(selected);
     } else {
@@ -93,6 +97,25 @@ bool has_faulty_indices(const std::vector<IValue>& arguments) {
   const auto indexed = infer_indexed(self, indices);
   return !indexed || values.scalar_type() != self.scalar_type() ||
          !at::is_expandable_to(values.sizes(), indexed->front().sizes());
+}
+
+// Return whether a mask selects more elements of `arguments[0]` than there are values.
+bool lacks_values(const std::vector<IValue>& arguments) {
+  const auto &self = arguments[0].toTensor(), &values = arguments[2].toTensor();
+  const auto mask = computed(arguments[1].toTensor());
+  if (!mask.defined() || mask.numel() == 0 || !at::are_expandable(self.sizes(), mask.sizes()))
+    return false;
+  const auto elements = c10::multiply_integers(at::infer_size(self.sizes(), mask.sizes()));
+  return mask.count_nonzero().item<int64_t>() * (elements / mask.numel()) > values.numel();
+}
+
+} // namespace
+
+bool has_faulty_indices(const c10::OperatorHandle& op, const std::vector<IValue>& arguments) {
+  if (is_indexing(op)) return has_faulty_list(arguments);
+  const auto& name = op.operator_name().name;
+  return (name == "aten::masked_scatter" || name == "aten::masked_scatter_") &&
+         lacks_values(arguments);
 }
 
 } // namespace torchmdla::acap

@@ -137,9 +137,13 @@ void set_storage(at::Tensor& self, const c10::Storage& storage, Geometry geometr
               "Attempted to set the storage of a tensor on device \"", self.device(),
               "\" to a storage on different device \"", storage.device(),
               "\".  This is no longer allowed; the devices must match.");
-  self.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
-  place_in(self, geometry);
   geometry.check_fits(storage.nbytes());
+  const auto place = Storage::find(storage.data());
+  TORCH_CHECK(place && place->offset % self.itemsize() == 0, "torchmdla: a tensor of itemsize ",
+              self.itemsize(), " cannot be in this slice of a storage of the acap device");
+  geometry.offset += static_cast<int64_t>(place->offset / self.itemsize());
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(place->storage);
+  place_in(self, geometry);
   rebase(self);
 }
 
@@ -169,6 +173,7 @@ at::Tensor& set_to_tensor(at::Tensor& self, const at::Tensor& source) {
 // Change the view that a tensor is. The in-place views (`t_`, `squeeze_`, …) call this op.
 const at::Tensor& as_strided_(const at::Tensor& self, at::IntArrayRef sizes,
                               at::IntArrayRef strides, std::optional<int64_t> offset) {
+  TORCH_CHECK(sizes.size() == strides.size(), "mismatch in length of strides and shape");
   const Geometry geometry{{sizes.begin(), sizes.end()},
                           {strides.begin(), strides.end()},
                           offset.value_or(self.storage_offset()),
@@ -249,11 +254,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
 // --- registration -------------------------------------------------------------------------------
 
 // Return whether `op` keeps its composite kernel, which is better than a node: it draws into new
-// memory, iterates over lists, or has error messages of its own.
+// memory, makes memory by the modes at the call, iterates over lists, has arguments on the CPU, or
+// has error messages of its own.
 bool uses_composite_kernel(const OperatorHandle& op) {
   const auto& name = op.operator_name().name;
-  return is_random(op) || name.starts_with("aten::_foreach") || name == "aten::_conj" ||
-         name == "aten::block_diag" || name == "aten::_neg_view" ||
+  return is_random(op) || name.starts_with("aten::_foreach") ||
+         name.starts_with("aten::_pack_padded_sequence") || name == "aten::_conj" ||
+         name == "aten::block_diag" || name == "aten::_neg_view" || name == "aten::empty_like" ||
+         name == "aten::empty_permuted" || name == "aten::new_empty" ||
          name == "aten::new_empty_strided" || name == "aten::_thnn_fused_lstm_cell_backward";
 }
 

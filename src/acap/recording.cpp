@@ -72,11 +72,12 @@ bool has_cpu_layout(const OperatorHandle& op, const std::vector<IValue>& argumen
   return !are_contiguous && never.count(name) == 0;
 }
 
-// Return whether the meta kernel of `op` accepts sizes and dtypes that the CPU's kernel rejects.
+// Return whether errors of `op` are worth a run on zeros of any size: its meta kernel accepts sizes
+// and dtypes that the CPU's kernel rejects.
 bool has_cpu_checks(const OperatorHandle& op) {
   static const std::unordered_set<std::string> names{
-      "aten::as_strided_scatter", "aten::bucketize",      "aten::complex",
-      "aten::index_add",          "aten::masked_scatter", "aten::polar"};
+      "aten::as_strided_scatter", "aten::bucketize",      "aten::complex", "aten::index_add",
+      "aten::index_fill",         "aten::masked_scatter", "aten::polar",   "aten::put"};
   return names.count(op.operator_name().name) != 0;
 }
 
@@ -88,16 +89,32 @@ bool is_power_by_boolean(const OperatorHandle& op, const std::vector<IValue>& ar
                      [](const IValue& argument) { return argument.isBool(); });
 }
 
-// Return the results of a call as meta tensors. Where meta kernels are unreliable, the CPU's kernel
-// runs on zeros to determine the strides.
+// Return whether the CPU's kernel computes `results` from zeros in an instant.
+bool is_small(const std::vector<IValue>& arguments, const Results& results) {
+  constexpr int64_t most_elements = 1 << 16;
+  int64_t elements = 0;
+  bool has_tensors = false;
+  for (const auto& argument : arguments)
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      elements += tensor.numel();
+      has_tensors = true;
+    });
+  for (const auto& result : results)
+    if (result.defined()) elements += result.numel();
+  return has_tensors && elements <= most_elements;
+}
+
+// Return the results of a call as meta tensors. Meta kernels accept sizes, dtypes and options that
+// the CPU's kernels reject, and report other strides. The CPU's kernel therefore runs on zeros,
+// except for large tensors and operators of which the meta kernel is reliable. It has run already
+// for pointwise operators (`infer_types`).
 std::optional<Results> infer_layouts(const OperatorHandle& op,
                                      const std::vector<IValue>& arguments) {
   if (is_power_by_boolean(op, arguments)) return std::nullopt;
   auto metas = infer_types(op, arguments);
-  const bool is_checked = has_cpu_checks(op);
-  if (!metas || traits_of(op).kind == OperatorKind::view ||
-      !(is_checked || has_cpu_layout(op, arguments)))
-    return metas;
+  if (!metas || traits_of(op).kind == OperatorKind::view) return metas;
+  const bool is_checked = has_cpu_checks(op) || (!is_pointwise(op) && is_small(arguments, *metas));
+  if (!is_checked && !has_cpu_layout(op, arguments)) return metas;
   const auto cpu_results = call_on(c10::kCPU, op, arguments, zeros_of);
   if (!cpu_results && is_checked) return std::nullopt;
   if (!cpu_results || cpu_results->size() != metas->size()) return metas;
@@ -210,14 +227,15 @@ bool record_view(const OperatorHandle& op, const std::vector<IValue>& arguments,
 
 // Return whether a result of type `meta` can be written to `argument` unchanged. Otherwise eager
 // PyTorch resizes the argument or raises an error. Most kernels require that an `out` argument has
-// the result's dtype.
+// the result's dtype. In-place kernels do not write real results to complex tensors.
 bool can_write(const IValue& argument, const at::Tensor& meta, bool is_out) {
   if (argument.isNone()) return true;
   const auto& tensor = argument.toTensor();
   if (!tensor.defined()) return true;
   return meta.defined() && is_acap(tensor) && tensor.sizes() == meta.sizes() &&
          (is_out ? meta.scalar_type() == tensor.scalar_type()
-                 : c10::canCast(meta.scalar_type(), tensor.scalar_type())) &&
+                 : c10::canCast(meta.scalar_type(), tensor.scalar_type()) &&
+                       !(tensor.is_complex() && c10::isFloatingType(meta.scalar_type()))) &&
          !Geometry::of(tensor).may_overlap() && !tensor.is_conj() && !tensor.is_neg();
 }
 
@@ -226,12 +244,11 @@ bool can_write(const IValue& argument, const at::Tensor& meta, bool is_out) {
 // because it reads each element where it writes it.
 bool has_memory_hazard(const OperatorHandle& op, const OperatorTraits& traits,
                        const std::vector<IValue>& arguments) {
-  const bool is_pointwise = op.hasTag(at::Tag::pointwise);
   const auto overlaps = [&](const at::Tensor& written, const at::Tensor& other) {
     if (!is_acap(other)) return false;
     const auto status = at::get_overlap_status(written, other);
     return status == at::MemOverlapStatus::Partial ||
-           (status == at::MemOverlapStatus::Full && !is_pointwise);
+           (status == at::MemOverlapStatus::Full && !is_pointwise(op));
   };
   bool has_hazard = false;
   for (const auto index : traits.written) {
@@ -326,9 +343,8 @@ bool try_to_record(const OperatorHandle& op, const std::vector<IValue>& argument
 
 void record(const OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::pop(*stack, op.schema().arguments().size());
-  const bool reads_indices = is_indexing(op);
-  check_devices(op, arguments, reads_indices);
-  if (!(reads_indices && has_faulty_indices(arguments)) && try_to_record(op, arguments, stack)) {
+  check_devices(op, arguments, /*reads_indices=*/is_indexing(op));
+  if (!has_faulty_indices(op, arguments) && try_to_record(op, arguments, stack)) {
     // Errors of these values are ignored here and reported when the values are read.
     if (pending_nodes() > most_pending_nodes.load(std::memory_order_relaxed)) compute_all();
     return;

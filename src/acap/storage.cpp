@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <unordered_map>
+#include <map>
 #include <utility>
 
 namespace torchmdla::acap {
@@ -18,7 +18,7 @@ namespace {
 // All existing storages, by the address that their memory is given.
 struct Storages {
   std::mutex mutex; // locked after all other mutexes
-  std::unordered_map<const void*, Storage*> by_address;
+  std::map<const void*, Storage*> by_address;
 };
 
 Storages& storages() {
@@ -142,6 +142,16 @@ Storage& Storage::of(const c10::Storage& storage) {
   return *entry->second;
 }
 
+std::optional<Storage::Place> Storage::find(const void* address) {
+  const ForkSafeLock guard(storages().mutex);
+  auto entry = storages().by_address.upper_bound(address);
+  if (entry == storages().by_address.begin()) return std::nullopt;
+  const auto& [start, storage] = *--entry;
+  const auto offset = reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(start);
+  if (offset > storage->nbytes()) return std::nullopt;
+  return Place{c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)), offset};
+}
+
 ValuePtr Storage::reset(Geometry base, ValuePtr value) {
   base_ = std::move(base);
   ++epoch_;
@@ -151,6 +161,11 @@ ValuePtr Storage::reset(Geometry base, ValuePtr value) {
 ValuePtr Storage::write(ValuePtr value) {
   ++version_;
   return std::exchange(value_, std::move(value));
+}
+
+ValuePtr Storage::write_part(ValuePtr value) {
+  part_writes_ = value_->node ? part_writes_ + 1 : 1;
+  return write(std::move(value));
 }
 
 namespace {

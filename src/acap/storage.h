@@ -8,6 +8,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <exception>
+#include <optional>
 
 namespace torchmdla::acap {
 
@@ -52,6 +53,16 @@ public:
   static Storage& of(const c10::Storage& storage);
   static Storage& of(const at::Tensor& tensor) { return of(tensor.storage()); }
 
+  // Memory of a storage, `offset` bytes from its start.
+  struct Place {
+    c10::Storage storage;
+    size_t offset;
+  };
+
+  // Return the place of `address`, which may be that of a slice of a storage; nullopt if no storage
+  // has it.
+  static std::optional<Place> find(const void* address);
+
   const Geometry& base() const { return base_; }
   const ValuePtr& value() const { return value_; }
 
@@ -69,6 +80,12 @@ public:
   // that holds the GIL may wait for the mutex.
   [[nodiscard]] ValuePtr write(ValuePtr value);
 
+  // Set a content that ops make from the present one by a write to a part of it.
+  [[nodiscard]] ValuePtr write_part(ValuePtr value);
+
+  // Return the number of these writes since the content was computed last.
+  size_t part_writes() const { return part_writes_; }
+
   // Note that an op on the CPU wrote to the content in place.
   void bump_version() { ++version_; }
 
@@ -78,6 +95,7 @@ private:
   ValuePtr value_;
   uint64_t version_ = 0;
   uint64_t epoch_ = 0;
+  size_t part_writes_ = 0;
 };
 
 // Compute the content of all storages, as one graph. If something fails, still compute everything

@@ -146,6 +146,15 @@ at::Tensor wrap_cpu_tensor(const at::Tensor& cpu) {
 
 namespace {
 
+// Return whether `view`, as which `tensor` was created, is a part of computed data that is in one
+// piece: a number, a row, a mini-batch. A program reads such parts at many places, and a graph that
+// selects them would differ for each. Parts of parameters have fixed places, and the runtime
+// recognises a parameter by its whole tensor.
+bool is_piece_of_data(const at::Tensor& tensor, const View& view, const Storage& storage) {
+  return !storage.value()->node && selects_part(view) && tensor.is_contiguous() &&
+         !(tensor.is_view() && tensor._base().requires_grad());
+}
+
 // Return the value of `tensor` as the graph represents it, or null.
 ValuePtr value_in_graph(const at::Tensor& tensor) {
   auto& storage = Storage::of(tensor);
@@ -156,6 +165,7 @@ ValuePtr value_in_graph(const at::Tensor& tensor) {
   if (!impl) return as_strided(storage, geometry);
   if (auto recorded = impl->recorded()) return recorded;
   const auto view = impl->view();
+  if (view && is_piece_of_data(tensor, *view, storage)) return nullptr;
   auto value = view ? replay(*view, storage.value()) : as_strided(storage, geometry);
   if (value) impl->remember(value);
   return value;
@@ -178,6 +188,18 @@ ValuePtr value_of(const at::Tensor& tensor) {
   return std::make_shared<Value>(cpu_alias(tensor));
 }
 
+namespace {
+
+// Return whether a write to a part changes the memory at once. As an op it copies the whole
+// content, so a loop that fills a tensor would take quadratic time.
+bool changes_memory(const Storage& storage, const ValuePtr& value) {
+  constexpr size_t most_part_writes = 256;
+  const bool is_computed = !storage.value()->node && !value->node;
+  return is_computed || storage.part_writes() >= most_part_writes;
+}
+
+} // namespace
+
 bool write(const at::Tensor& tensor, const ValuePtr& value) {
   ValuePtr former;
   const ForkSafeLock guard(graph_mutex());
@@ -188,13 +210,13 @@ bool write(const at::Tensor& tensor, const ValuePtr& value) {
     former = storage.write(value);
     return true;
   }
-  if (!storage.value()) return false;
+  if (!storage.value() || changes_memory(storage, value)) return false;
   const auto* impl = find_impl(tensor);
   const auto view = impl ? impl->view() : nullptr;
   auto content =
       view ? scatter(*view, storage.value(), value) : as_strided_scatter(storage, geometry, value);
   if (!content) return false;
-  former = storage.write(std::move(content));
+  former = storage.write_part(std::move(content));
   return true;
 }
 

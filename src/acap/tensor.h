@@ -74,7 +74,7 @@ at::Tensor make_view(const at::Tensor& self, const Geometry& geometry,
 ValuePtr value_of(const at::Tensor& tensor);
 
 // Make `value` the content of `tensor`. It must have the dtype and sizes of `tensor`. Return false
-// if a graph cannot express the write.
+// if a graph cannot express the write, or a write to memory is cheaper.
 bool write(const at::Tensor& tensor, const ValuePtr& value);
 
 // Return a CPU tensor with the geometry of `tensor` on the content of its storage.

@@ -220,6 +220,12 @@ std::vector<at::Tensor> make_views(const c10::OperatorHandle& op, const Argument
   return view_functions().at(op.operator_name())(op, arguments, metas);
 }
 
+bool selects_part(const View& view) {
+  const auto& name = view.op.operator_name().name;
+  return name == "aten::select" || name == "aten::slice" ||
+         (view.parent && selects_part(*view.parent));
+}
+
 ValuePtr replay(const View& view, const ValuePtr& base) {
   std::vector<Operand> operands(view.arguments.begin(), view.arguments.end());
   operands.front() = view.parent ? replay(*view.parent, base) : base;

@@ -15,6 +15,9 @@ std::vector<at::Tensor> make_views(const c10::OperatorHandle& op,
                                    const std::vector<c10::IValue>& arguments,
                                    const std::vector<at::Tensor>& metas);
 
+// Return whether the view, or one that it is of, has only some indices of a dimension.
+bool selects_part(const View& view);
+
 // The functions below require graph_mutex().
 
 // Return the value of the view, given the value `base` of its storage.

@@ -5,12 +5,14 @@
 #include "group/signature.h"
 #include "kernel_call.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/hash.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <string_view>
 #include <unordered_map>
@@ -40,21 +42,23 @@ at::Tensor zeros(at::IntArrayRef sizes, at::IntArrayRef strides, const at::Tenso
   return with_promotion_of(model, zeros_tensor);
 }
 
-// Return a zero with the dtype and number of dimensions of `tensor`, and at most one element.
-at::Tensor zero_of(const at::Tensor& tensor) {
+// Return a one with the dtype and number of dimensions of `tensor`, and at most one element. Some
+// kernels reject a zero, as a divisor.
+at::Tensor one_of(const at::Tensor& tensor) {
   auto sizes = tensor.sizes().vec();
   for (auto& size : sizes)
     size = std::min<int64_t>(size, 1);
-  return zeros(sizes, std::vector<int64_t>(sizes.size(), 1), tensor);
+  const BelowAutograd below;
+  return zeros(sizes, std::vector<int64_t>(sizes.size(), 1), tensor).fill_(1);
 }
 
 // Operators whose meta kernels describe CUDA, where results have other sizes or dtypes.
 constexpr std::array<std::string_view, 3> unlike_meta{
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::native_layer_norm"};
 
-// Return whether an op combines elements of several dtypes one by one. Meta kernels in Python
-// promote these differently from the CPU.
-bool promotes_elements(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+// Return whether an op may combine elements of several dtypes one by one, although it is not tagged
+// as pointwise.
+bool promotes_elements(const std::vector<IValue>& arguments) {
   std::optional<at::Tensor> first, first_with_sizes;
   bool has_several_dtypes = false, has_several_sizes = false;
   for (const auto& argument : arguments)
@@ -66,7 +70,7 @@ bool promotes_elements(const OperatorHandle& op, const std::vector<IValue>& argu
       if (!first_with_sizes) first_with_sizes = tensor;
       has_several_sizes |= tensor.sizes() != first_with_sizes->sizes();
     });
-  return has_several_dtypes && (!has_several_sizes || op.hasTag(at::Tag::pointwise));
+  return has_several_dtypes && !has_several_sizes;
 }
 
 } // namespace
@@ -74,6 +78,11 @@ bool promotes_elements(const OperatorHandle& op, const std::vector<IValue>& argu
 at::Tensor meta_of(const at::Tensor& tensor) {
   return with_promotion_of(tensor, at::Tensor(at::detail::empty_strided_meta(
                                        tensor.sizes(), tensor.strides(), tensor.scalar_type())));
+}
+
+bool is_pointwise(const OperatorHandle& op) {
+  // PyTorch does not tag this one.
+  return op.hasTag(at::Tag::pointwise) || op.operator_name().name == "aten::floor_divide";
 }
 
 at::Tensor zeros_of(const at::Tensor& tensor) {
@@ -111,8 +120,10 @@ std::optional<Results> call_on(c10::Device device, const OperatorHandle& op,
 std::optional<Results> infer_types(const OperatorHandle& op, const std::vector<IValue>& arguments) {
   auto metas = call_on(c10::kMeta, op, arguments, meta_of);
   const bool has_sizes_of_its_own = is_in(unlike_meta, op);
-  if (!metas || !(has_sizes_of_its_own || promotes_elements(op, arguments))) return metas;
-  const auto shown = call_on(c10::kCPU, op, arguments, has_sizes_of_its_own ? zeros_of : zero_of);
+  if (!metas || !(has_sizes_of_its_own || is_pointwise(op) || promotes_elements(arguments)))
+    return metas;
+  const auto shown = call_on(c10::kCPU, op, arguments, has_sizes_of_its_own ? zeros_of : one_of);
+  if (!shown && is_pointwise(op)) return std::nullopt; // The CPU's kernel rejects the dtypes.
   if (!shown || shown->size() != metas->size()) return metas;
   for (size_t i = 0; i < metas->size(); ++i) {
     auto& meta = (*metas)[i];
@@ -136,12 +147,15 @@ bool append_types(const std::vector<IValue>& arguments, Signature& signature) {
     for_each_tensor(argument, [&](const at::Tensor& tensor) {
       has_tensors = true;
       signature.push_back(tensor.device().is_cpu() | is_wrapped_number(tensor) << 1);
-      // Dense tensors are described by their class of strides.
-      if (!tensor.is_non_overlapping_and_dense())
-        signature.append(tensor.strides().begin(), tensor.strides().end());
+      // A signature has a class of strides. Strides of sizes 1 also matter here.
+      signature.append(tensor.strides().begin(), tensor.strides().end());
     });
     if (!is_list_of_optional_tensors(argument)) {
       if (!append_signature(argument, signature)) return false;
+      // A signature does not have floats, which vary. Kernels reject some by their kind.
+      if (argument.isDouble())
+        signature.push_back(std::fpclassify(argument.toDouble()) << 1 |
+                            std::signbit(argument.toDouble()));
       continue;
     }
     signature.push_back(static_cast<int64_t>(argument.toListRef().size()));
@@ -160,8 +174,11 @@ std::optional<Results> infer_once(Inference infer, const OperatorHandle& op,
   thread_local std::unordered_map<Key, Results, c10::hash<Key>> known;
   Signature signature{static_cast<int64_t>(reinterpret_cast<intptr_t>(infer)),
                       static_cast<int64_t>(std::hash<OperatorHandle>()(op)),
-                      static_cast<int64_t>(c10::get_default_dtype_as_scalartype())};
-  if (!append_types(arguments, signature)) return infer(op, arguments);
+                      static_cast<int64_t>(c10::get_default_dtype_as_scalartype()),
+                      at::globalContext().deterministicAlgorithms()};
+  // Kernels warn about each call then.
+  const bool warns = at::globalContext().deterministicAlgorithmsWarnOnly();
+  if (warns || !append_types(arguments, signature)) return infer(op, arguments);
   Key key(signature.begin(), signature.end());
   if (const auto entry = known.find(key); entry != known.end()) return entry->second;
   auto results = infer(op, arguments);

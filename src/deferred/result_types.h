@@ -19,6 +19,9 @@ using StandIn = at::Tensor (*)(const at::Tensor& tensor);
 // Return a meta tensor of the same type.
 at::Tensor meta_of(const at::Tensor& tensor);
 
+// Return whether `op` computes each element from the elements in the same place.
+bool is_pointwise(const c10::OperatorHandle& op);
+
 // Return zeros on the CPU with the strides of `tensor`.
 at::Tensor zeros_of(const at::Tensor& tensor);
 
@@ -28,7 +31,8 @@ std::optional<Results> call_on(c10::Device device, const c10::OperatorHandle& op
                                const std::vector<c10::IValue>& arguments, StandIn stand_in);
 
 // Return the results as meta tensors, with the sizes and dtypes that they have on the CPU. Return
-// nullopt if the meta kernel fails; the CPU then reports the error.
+// nullopt if the meta kernel fails, or the CPU's kernel of a pointwise op rejects the dtypes; the
+// CPU then reports the error.
 std::optional<Results> infer_types(const c10::OperatorHandle& op,
                                    const std::vector<c10::IValue>& arguments);
 

@@ -314,7 +314,31 @@ def test_moving_a_module_keeps_its_parameters(dev: torch.device) -> None:
     before = model[0].weight.detach().cpu()
     updating.step()
     assert not torch.equal(model[0].weight.detach().cpu(), before)
+    gradient = model[0].weight.grad
     assert model.cpu()[1].weight is model[0].weight
+    assert model[0].weight.grad is gradient
+    assert gradient.tolist() == [[1] * 3] * 3
+
+
+def test_swapped_parameters_keep_their_gradients(dev: torch.device) -> None:
+    model = nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    parameter, gradient = model.weight, model.weight.grad
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.to(dev)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert model.weight is parameter and parameter.grad is gradient
+    assert gradient.device == dev
+    assert gradient.tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_module_without_memory_gets_new_parameters(dev: torch.device) -> None:
+    model = nn.Linear(2, 2, device="meta")
+    before = model.weight
+    assert model.to_empty(device=dev).weight is not before
+    assert model.weight.device == dev
 
 
 def test_printing(dev: torch.device) -> None:

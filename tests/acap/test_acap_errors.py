@@ -35,6 +35,7 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
     "view": lambda device: torch.ones(6, device=device).view(5),
     "memory of a view": lambda device: torch.ones(4, device=device).as_strided((2, 2), (2, 1), 1),
     "dtype of a write": lambda device: torch.ones(2, dtype=torch.int64, device=device).add_(1.5),
+    "a real result in a complex tensor": lambda device: torch.ones(2, dtype=torch.complex64, device=device).abs_(),
     "dtype of an out": lambda device: torch.gather(
         torch.ones(2, device=device),
         0,
@@ -47,6 +48,21 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
     "dtypes that a meta kernel takes": lambda device: torch.complex(
         torch.ones(2, device=device), torch.ones(2, dtype=torch.float64, device=device)
     ),
+    "a factor that a meta kernel takes": lambda device: torch.add(
+        torch.ones(2, dtype=torch.bool, device=device), torch.ones(2, dtype=torch.bool, device=device), alpha=1.5
+    ),
+    "strides of another number of dimensions": lambda device: torch.ones(2, device=device).as_strided_((1, 2), (1,)),
+    "dtype of a written number": lambda device: torch.ones(3, device=device).index_fill_(
+        0, torch.tensor([0], device=device), 1j
+    ),
+    "dtype of a reduction": lambda device: torch.ones(3, dtype=torch.complex64, device=device).aminmax(dim=0),
+    "number of dimensions": lambda device: torch.ones([1] * 65, device=device).mean(64),
+    "an option": lambda device: torch.searchsorted(
+        torch.ones(3, device=device), torch.ones(2, device=device), side="middle"
+    ),
+    "order of a norm": lambda device: [
+        torch.linalg.vector_norm(torch.ones(0, device=device), order) for order in (0.5, -0.5)
+    ],
     "write to an expanded": lambda device: torch.ones(3, device=device).expand(2, 3).add_(1),
     "an index": lambda device: torch.ones(3, 4, device=device)[:, torch.tensor([0, 4], device=device)],
     "an index of nothing": lambda device: torch.ones(0, 4, device=device)[torch.tensor([0], device=device)],
@@ -64,6 +80,12 @@ _FAULTS: dict[str, Callable[[Any], object]] = {
     ),
     "number of masked values": lambda device: operator.setitem(
         torch.ones(3, device=device), torch.tensor([True, False, True], device=device), torch.ones(3, device=device)
+    ),
+    "number of values of a pending mask": lambda device: operator.setitem(
+        x := torch.ones(3, device=device), x > 0, torch.ones(2, device=device)
+    ),
+    "number of scattered values": lambda device: torch.ones(2, 3, device=device).masked_scatter_(
+        torch.tensor([True, False, True], device=device), torch.ones(3, device=device)
     ),
     "sizes of a mask": lambda device: operator.setitem(
         torch.ones(3, device=device), torch.tensor([True, False], device=device), 1
@@ -86,11 +108,42 @@ def test_errors_are_pytorchs(dev: torch.device, fault: str) -> None:
     assert str(raised.value) == str(wanted.value)
 
 
+@pytest.mark.parametrize("make", [Tensor.to_sparse, lambda x: torch.nested.as_nested_tensor([x, x])])
+def test_tensors_that_are_not_dense_are_refused(dev: torch.device, make: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(NotImplementedError, match="move the operands to the CPU first"):
+        make(torch.ones(2, 3, device=dev))
+
+
+def test_operators_without_an_order_are_rejected_at_the_call(dev: torch.device) -> None:
+    def put(device: Any) -> None:
+        torch.ones(3, device=device).put_(torch.tensor([0], device=device), torch.ones(1, device=device))
+
+    put(dev)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+            put(dev)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="put_ does not have a deterministic implementation"):
+                put(dev)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_masks_of_bytes_cause_a_warning(dev: torch.device) -> None:
     x = torch.ones(3, device=dev)
     with pytest.warns(UserWarning, match="dtype torch.uint8"):
         x[torch.tensor([1, 0, 1], dtype=torch.uint8, device=dev)] = torch.tensor([5.0, 6.0], device=dev)
     assert x.tolist() == [5, 1, 6]
+
+
+def test_pending_masks_stay_pending_if_values_fit_any_number(dev: torch.device) -> None:
+    x = torch.arange(6.0).view(3, 2).to(dev)
+    mask = x[:, 0] > 0
+    x[mask] = torch.tensor([7.0, 8.0], device=dev)
+    assert torchmdla.acap.is_pending(mask)
+    assert x.tolist() == [[0, 1], [7, 8], [7, 8]]
 
 
 def test_pending_indices_stay_pending(dev: torch.device) -> None:

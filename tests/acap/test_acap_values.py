@@ -28,6 +28,19 @@ def test_recurrent(dev: torch.device, kind: type[nn.Module]) -> None:
         torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_packed_sequences(dev: torch.device) -> None:
+    def run(device: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        model, x = nn.LSTM(3, 4).to(device), torch.randn(5, 2, 3).to(device).requires_grad_()
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 2]))
+        y, lengths = nn.utils.rnn.pad_packed_sequence(model(packed)[0])
+        (y * torch.arange(8.0, device=device).view(2, 4)).sum().backward()
+        assert x.grad is not None
+        return [y.detach().cpu(), lengths, x.grad.cpu(), packed.batch_sizes]
+
+    assert_matches(run(dev), run("cpu"), layers=5)
+
+
 def test_values_are_there_when_asked_for(dev: torch.device) -> None:
     x = torch.tensor([1.0, 0, 2, 0], device=dev)
     assert x.nonzero().flatten().tolist() == [0, 2]
@@ -136,14 +149,27 @@ def test_strides_are_the_cpus(dev: torch.device, op: str, order: tuple[int, ...]
     assert torchmdla.acap.is_pending(result)
 
 
+def test_strides_of_sizes_1(dev: torch.device) -> None:
+    for format in (torch.channels_last, torch.contiguous_format):
+        x = torch.ones(10, 3, 1, 1).to(memory_format=format)
+        assert (x.to(dev) * 5).stride() == (x * 5).stride()
+
+
 def test_new_memory_of_deterministic_algorithms(dev: torch.device) -> None:
+    x = torch.zeros(3, device=dev)
     torch.use_deterministic_algorithms(True)
     try:
-        empty = [torch.empty(3, device=dev), torch.empty_strided((2, 2), (4, 1), dtype=torch.int64, device=dev)]
+        integers = torch.empty_strided((2, 2), (4, 1), dtype=torch.int64, device=dev)
+        floats = [
+            torch.empty(3, device=dev),
+            torch.empty_like(x),
+            x.new_empty(3),
+            torch.empty_permuted((2, 3), (1, 0), device=dev),
+        ]
     finally:
         torch.use_deterministic_algorithms(False)
-    assert empty[0].isnan().all()
-    assert empty[1].eq(torch.iinfo(torch.int64).max).all()
+    assert integers.eq(torch.iinfo(torch.int64).max).all()
+    assert [bool(empty.isnan().all()) for empty in floats] == [True] * 4
 
 
 def test_a_script_writes_to_elements_of_a_mask(dev: torch.device) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import torchmdla
+from torchmdla import _C
 from torchmdla.testing.compare import assert_matches
 
 _VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -85,6 +87,51 @@ def test_values_read_before_a_write_stay(dev: torch.device) -> None:
     assert y.tolist() == [2, 2, 2]
 
 
+_PIECES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "row": lambda x, i: x[i],
+    "rows": lambda x, i: x[i : i + 1],
+    "number": lambda x, i: x[i, 2],
+    "number of a view": lambda x, i: x.view(-1)[i],
+}
+
+
+@pytest.mark.parametrize("piece", _PIECES)
+def test_pieces_of_data_have_one_graph(dev: torch.device, piece: str) -> None:
+    x = torch.arange(12.0).view(3, 4)
+    on_device = x.to(dev)
+    results = [_PIECES[piece](on_device, i) * 2 for i in range(3)]
+    assert len({str(torchmdla.get_mlir(result)) for result in results}) == 1
+    on_device.zero_()
+    assert_matches([result.cpu() for result in results], [_PIECES[piece](x, i) * 2 for i in range(3)])
+
+
+def test_pieces_of_parameters_are_in_the_graph(dev: torch.device) -> None:
+    parameter = torch.nn.Parameter(torch.ones(4, 2, device=dev))
+    with torch.no_grad():
+        assert "aten.slice" in str(torchmdla.get_mlir(parameter[2:] * 2))
+
+
+def test_computed_data_is_written_to_computed_memory(dev: torch.device) -> None:
+    x, row = torch.ones(3, 2, device=dev), torch.tensor([5.0, 6.0], device=dev)
+    x.cpu()
+    before = x * 2
+    x[1] = row
+    assert not torchmdla.acap.is_pending(x)
+    assert [before.tolist(), x.tolist()] == [[[2, 2]] * 3, [[1, 1], [5, 6], [1, 1]]]
+
+
+def test_a_long_loop_of_writes_to_parts_goes_to_memory(dev: torch.device) -> None:
+    def filled(device: Any) -> Tensor:
+        x, numbers = torch.zeros(7, device=device), torch.arange(300.0).to(device)
+        for i in range(300):
+            x[i % 7] += numbers[i]
+        return x
+
+    result = filled(dev)
+    assert _C.acap.pending_nodes() < 300
+    assert_matches(result.cpu(), filled("cpu"))
+
+
 _OVERLAPS: dict[str, Callable[[Tensor], object]] = {
     "add_": lambda x: x[1:].add_(x[:-1]),
     "copy_": lambda x: x[1:].copy_(x[:-1]),
@@ -153,6 +200,16 @@ def test_metadata_in_place(dev: torch.device) -> None:
     assert x.tolist() == [1, 2]
     x.resize_(7)
     assert x.tolist()[:6] == [1, 2, 3, 4, 9, 6]
+
+
+def test_slices_of_storages_share_memory(dev: torch.device) -> None:
+    x = torch.tensor([1, 2, 3], dtype=torch.int32, device=dev)
+    storage = x.untyped_storage()
+    part = storage[4:8]
+    assert list(part) == [2, 0, 0, 0]
+    part[1] = 1
+    del part
+    assert (x.tolist(), list(storage[:4])) == ([1, 258, 3], [1, 0, 0, 0])
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,9 @@ examples:
 # Text of the files whose tests PyTorch makes for each device type.
 _MARK = "instantiate_device_type_tests("
 
-# Columns of the report behind the file's name. "skipped": acap skips the test, as PyTorch's marks of the test want.
-_COLUMNS = ("tests", "CPU passes", "acap passes", "skipped", "listed", "failed", "%")
+# Columns of the report behind the file's name. "skipped": acap skips the test, as PyTorch's marks of the test want. The
+# percentages are of passed tests: among those that are not skipped, and among those that are not listed either.
+_COLUMNS = ("tests", "CPU passes", "acap passes", "skipped", "listed", "failed", "%", "% of unlisted")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -100,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if missing := [name for name in files if not (options.folder / name).is_file()]:
         command_line.error(f"{options.folder} does not contain {missing[0]}")
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     results = _Results(options.json, options.resume)
     try:
         errors = _run(files, results, options, console)
@@ -203,9 +204,12 @@ class _Score:
         return _Score(*map(operator.add, astuple(self), astuple(other)))
 
     def cells(self) -> list[str]:
-        """Return the counts, and the percentage of passed tests among those that the device does not skip."""
-        run = self.passed + self.listed + self.failed
-        return [*map(str, astuple(self)), f"{100 * self.passed / run:.2f}" if run else ""]
+        """Return the counts and the two percentages."""
+        unlisted = self.passed + self.failed
+        return [
+            *map(str, astuple(self)),
+            *(f"{100 * self.passed / run:.2f}" if run else "" for run in (unlisted + self.listed, unlisted)),
+        ]
 
 
 def _report(files: Sequence[str], results: _Results, errors: Sequence[str], console: Console) -> int:

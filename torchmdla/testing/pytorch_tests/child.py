@@ -86,7 +86,7 @@ def _subject(test: Any) -> str:
     known: dict[str, Any] = parameter.default if parameter else {}
     for key in _SUBJECTS:
         if subject := known.get(key):
-            return str(getattr(subject, "full_name", subject.name))
+            return str(getattr(subject, "full_name", getattr(subject, "name", subject)))
     return ""
 
 
