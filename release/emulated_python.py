@@ -77,7 +77,7 @@ class EmulatedPython:
         }
         (apt / "apt.conf").write_text("".join(f'{name} "{value}";\n' for name, value in settings.items()))
         environment = {"APT_CONFIG": str(apt / "apt.conf")}
-        _run("apt-get", "-qq", "update", **environment)
+        _run("apt-get", "-qq", "update", cwd=apt, **environment)
         names = _PACKAGES.format(python=self._version).split()
         _run("apt-get", "-qq", "download", *names, cwd=apt / "packages", **environment)
         for package in (apt / "packages").glob("*.deb"):

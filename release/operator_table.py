@@ -32,7 +32,7 @@ def schemas() -> Iterator[str]:
         if not name.startswith("torchmdla"):
             for schema in torch._C._jit_get_schemas_for_operator(name):
                 yield f"{'!' if has_effects(schema) else ''}{schema}"
-    for method in torch._C._jit_get_custom_class_schemas():
+    for method in torch._C._jit_get_custom_class_schemas():  # type: ignore[attr-defined]
         yield f"{method.arguments[0].type}::{method}"
 
 
