@@ -1,8 +1,7 @@
 """Operators that the CPU device supports.
 
 Every entry lowers through torch-mlir to linalg and was compared with eager by ``tests/cpu/test_cpu_ops.py``. Operators
-that draw random numbers are not supported. Max pooling with indices is not supported either: upstream's index of a NaN
-is -1.
+that draw random numbers are not supported.
 
 Some uses of these operators are rejected, so their group runs in PyTorch's interpreter:
 
