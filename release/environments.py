@@ -52,11 +52,11 @@ class Environment:
     def log(self) -> Path:
         return self.folder / "log.txt"
 
-    def create(self, *, for_tests: bool = False) -> None:
-        """Install PyTorch and the tools that build the extension.
+    def create(self) -> None:
+        """Install PyTorch with the packages that it needs, and the tools that build the extension.
 
-        The headers and libraries of PyTorch suffice for a build. ``for_tests`` installs the packages that it needs to
-        be imported, too. Where there is a build for CPUs, pip prefers it, because its version has a suffix.
+        A build imports PyTorch for the table of its operators. Where there is a build for CPUs, pip prefers it, because
+        its version has a suffix.
 
         Raises:
             CommandError: pip does not find a package for this interpreter.
@@ -65,7 +65,7 @@ class Environment:
         if not self.python.exists():
             self.run(str(self.interpreter), "-m", "venv", str(self.folder / "environment"))
         version = self.torch if self.torch.count(".") > 1 else f"{self.torch}.*"
-        self.install(f"torch=={version}", *([] if for_tests else ["--no-deps"]))
+        self.install(f"torch=={version}")
         self.install(*BUILD_TOOLS)
 
     def install(self, *packages: str) -> None:

@@ -83,11 +83,12 @@ def make(options: argparse.Namespace) -> None:
 def make_for(version: str, interpreter: Path, output: Path) -> None:
     """Make the wheel for an interpreter, with the extensions for all versions of PyTorch that it can install.
 
-    The environments take gigabytes, so each is removed after use.
+    The environments take gigabytes, so each is removed after use. The latest one packs the wheel.
     """
     folder = WORK / f"python{version}"
     stage = folder / "stage"
     copy_sources(stage)
+    latest: Environment | None = None
     for torch in TORCH_VERSIONS:
         environment = Environment(interpreter, version, torch)
         print(f"Python {version}, torch {torch} … ({environment.log.relative_to(ROOT)})", flush=True)
@@ -95,16 +96,18 @@ def make_for(version: str, interpreter: Path, output: Path) -> None:
             environment.create()
         except CommandError as error:
             print(f"left out: {error}", flush=True)
+            environment.remove()
             continue
         build(environment.python, stage, environment.objects, environment.log)
-        if torch != TORCH_VERSIONS[-1]:
-            environment.remove()
-    if not list((stage / "torchmdla").glob("torch_[0-9]*")):
+        if latest:
+            latest.remove()
+        latest = environment
+    if latest is None:
         print(f"Python {version} has no wheel: no version of PyTorch can be installed", flush=True)
         return
     narrow_range(stage)
-    repair(pack(environment.python, stage, folder, environment.log), output)
-    environment.remove()
+    repair(pack(latest.python, stage, folder, latest.log), output)
+    latest.remove()
 
 
 def parse_options() -> argparse.Namespace:

@@ -80,7 +80,7 @@ def try_combination(environment: Environment, options: argparse.Namespace) -> Ro
     try:
         report(environment, "installing PyTorch")
         try:
-            environment.create(for_tests=True)
+            environment.create()
             installed = environment.torch_version()
         except CommandError as error:
             return Row(row.torch, row.python, f"skipped: {error}")
