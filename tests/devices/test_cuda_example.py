@@ -11,14 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from child_process import run_script
+from example_device import THREADS_AND_FORKS, ExampleDevice
 from torch import Tensor
 
 from torchmdla.compiler.mlir import located_text
@@ -27,46 +26,24 @@ from torchmdla.mlir.function import separate_results, tensor_type_of
 from torchmdla.mlir.kinds import kind_of
 from torchmdla.mlir.specs import read_inputs
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "devices" / "cuda"
-
-PRELUDE = """
-import torch, torchmdla
+CUDA = ExampleDevice(
+    "cuda",
+    """
 from cuda_device import CudaDevice, runtime
-from torchmdla.testing.compare import assert_matches
 
 torchmdla.devices.register(CudaDevice())
 torchmdla.enable(device="cuda", emulate=True)
-generator = torch.Generator().manual_seed(0)
-x, w = torch.randn(16, 16, generator=generator), torch.randn(16, 16, generator=generator) / 4
 
 def counts():
     return runtime.counts(0, 2, True)
-
-def run(function, *arguments):
-    compiled = torch.jit.script(function)
-    for _ in range(3):
-        compiled(*arguments)
-    return compiled
-"""
-
-
-def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_script(*arguments, folder=EXAMPLE, PYTHONPATH=f"{ROOT}:{EXAMPLE}", **environment)
-
-
-def check(code: str, tmp_path: Path) -> None:
-    """Run code after the prelude, from a file, because TorchScript reads the source of functions."""
-    file = tmp_path / "program.py"
-    file.write_text(PRELUDE + textwrap.dedent(code))
-    done = run("-W", "ignore", file)
-    assert done.returncode == 0, done.stdout + done.stderr
+""",
+)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["norms", "mlp"])
 def test_a_model_runs_and_trains(model: str) -> None:
-    done = run("-W", "ignore", "run.py", "--emulate", "--models", model)
+    done = CUDA.run("-W", "ignore", "run.py", "--emulate", "--models", model)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert sum("as eager" in line for line in lines) == 5
@@ -76,7 +53,7 @@ def test_a_model_runs_and_trains(model: str) -> None:
 @pytest.mark.sampled(0)
 def test_the_conformance_run() -> None:
     device = ("--device", "cuda_device:CudaDevice", "--options", "emulate=true")
-    done = run("-m", "torchmdla.testing", *device, "--filter", "samples.layer_norm", "--jobs", "1")
+    done = CUDA.run("-m", "torchmdla.testing", *device, "--filter", "samples.layer_norm", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -84,7 +61,7 @@ def test_the_conformance_run() -> None:
 
 
 def test_functions_are_right_in_the_last_place(tmp_path: Path) -> None:
-    check(
+    CUDA.check(
         """
         inf, nan = float("inf"), float("nan")
         special = torch.tensor([0.0, inf, nan, 1.0, 2.0, 0.5, 1e-40, 1e-8, 88.0, 104.0, 7.0, 3.92, 3.94, 1e10, 3.4e38])
@@ -114,7 +91,7 @@ def test_functions_are_right_in_the_last_place(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(0)
 def test_products_by_tensor_cores(tmp_path: Path) -> None:
-    check(
+    CUDA.check(
         """
         def multiply(x, y, z, w):
             return torch.relu(x @ y), x @ z.t(), w @ w.transpose(1, 2) + 1, x.t() @ torch.cat([x, x], 1)
@@ -135,7 +112,7 @@ def test_products_by_tensor_cores(tmp_path: Path) -> None:
 
 
 def test_results_and_weights_stay_on_the_card(tmp_path: Path) -> None:
-    check(
+    CUDA.check(
         """
         def chain(x, w, again: bool):
             first = torch.mm(x, w).relu()
@@ -174,32 +151,11 @@ def test_results_and_weights_stay_on_the_card(tmp_path: Path) -> None:
 
 
 def test_threads_and_forks(tmp_path: Path) -> None:
-    check(
-        """
-        import os
-        from concurrent.futures import ThreadPoolExecutor
-
-        def f(x, w):
-            return torch.mm(x, w).relu() + 1
-
-        compiled = run(f, x, w)
-        cases = [torch.randn(16, 16) for _ in range(200)]
-        with ThreadPoolExecutor(4) as pool:
-            for case, result in zip(cases, pool.map(lambda case: compiled(case, w), cases)):
-                assert_matches(result, f(case, w))
-        child = os.fork()
-        if not child:
-            assert_matches(compiled(x, w), f(x, w))  # by PyTorch's operators
-            os._exit(0 if any("fork" in reason for reason in torchmdla.stats().fallbacks) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert_matches(compiled(x, w), f(x, w))
-        """,
-        tmp_path,
-    )
+    CUDA.check(THREADS_AND_FORKS, tmp_path)
 
 
 def test_kernels_that_the_driver_refuses(tmp_path: Path) -> None:
-    check(
+    CUDA.check(
         """
         from cuda_device.program import DeviceProgram, Step
         from torchmdla.compiler.artifact import Artifact, Manifest
@@ -220,7 +176,7 @@ def test_kernels_that_the_driver_refuses(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a card")
 def test_machines_without_a_driver(tmp_path: Path) -> None:
-    check(
+    CUDA.check(
         """
         torchmdla.enable(device="cuda")
         def f(x, w):
@@ -248,7 +204,7 @@ def test_sources_compile_without_warnings(source: str, tmp_path: Path) -> None:
         "-o",
         tmp_path / "library.so",
     ]
-    done = subprocess.run([*command, EXAMPLE / "cuda_device" / source], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, CUDA.folder / "cuda_device" / source], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -257,7 +213,7 @@ def test_sources_compile_without_warnings(source: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.syspath_prepend(str(CUDA.folder))
     for name in [name for name in sys.modules if name.startswith("cuda_device")]:
         monkeypatch.delitem(sys.modules, name)
     from cuda_device import CudaDevice

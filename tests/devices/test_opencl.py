@@ -7,15 +7,10 @@ and the loader ``ocl-icd-libopencl1``.
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import textwrap
 from pathlib import Path
 
 import pytest
-from child_process import run_script
-
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "devices" / "opencl"
+from example_device import THREADS_AND_FORKS, ExampleDevice
 
 
 def has_driver() -> bool:
@@ -29,40 +24,21 @@ def has_driver() -> bool:
 
 pytestmark = pytest.mark.skipif(not has_driver(), reason="needs the packages pocl-opencl-icd and ocl-icd-libopencl1")
 
-PRELUDE = """
-import torch, torchmdla
+OPENCL = ExampleDevice(
+    "opencl",
+    """
 from opencl_device import OpenclDevice, runtime
-from torchmdla.testing.compare import assert_matches
 
 torchmdla.devices.register(OpenclDevice())
 torchmdla.enable(device="opencl")
-generator = torch.Generator().manual_seed(0)
-x, w = torch.randn(16, 16, generator=generator), torch.randn(16, 16, generator=generator) / 4
-
-def run(function, *arguments):
-    compiled = torch.jit.script(function)
-    for _ in range(3):
-        compiled(*arguments)
-    return compiled
-"""
-
-
-def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_script(*arguments, folder=EXAMPLE, PYTHONPATH=f"{ROOT}:{EXAMPLE}", **environment)
-
-
-def check(code: str, tmp_path: Path, **environment: str) -> None:
-    """Run code after the prelude, from a file, because TorchScript reads the source of functions."""
-    file = tmp_path / "program.py"
-    file.write_text(PRELUDE + textwrap.dedent(code))
-    done = run("-W", "ignore", file, **environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+""",
+)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["mlp", "resnet18"])
 def test_a_model_runs_and_trains(model: str) -> None:
-    done = run("-W", "ignore", "run.py", "--small", "--models", model)
+    done = OPENCL.run("-W", "ignore", "run.py", "--small", "--models", model)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     counts = [int(line.split(", ")[-1].split()[0]) for line in lines if "as eager" in line]
@@ -74,12 +50,12 @@ def test_a_model_runs_and_trains(model: str) -> None:
 def test_the_conformance_run() -> None:
     device = "opencl_device:OpenclDevice"
     names = ["--filter", "products.linear", "--filter", "sizes.reduced"]
-    done = run("-m", "torchmdla.testing", "--device", device, *names, "--jobs", "1")
+    done = OPENCL.run("-m", "torchmdla.testing", "--device", device, *names, "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_constants_written_arguments_and_equal_places(tmp_path: Path) -> None:
-    check(
+    OPENCL.check(
         """
         places = torch.tensor([[2, 0, 2, 2]])
         cases = [
@@ -98,7 +74,7 @@ def test_constants_written_arguments_and_equal_places(tmp_path: Path) -> None:
 
 
 def test_failed_checks_are_errors_of_eager(tmp_path: Path) -> None:
-    check(
+    OPENCL.check(
         """
         from torch import Tensor
         from torch.nn import functional
@@ -139,7 +115,7 @@ def test_failed_checks_are_errors_of_eager(tmp_path: Path) -> None:
 
 
 def test_results_stay_on_the_device(tmp_path: Path) -> None:
-    check(
+    OPENCL.check(
         """
         def chain(x, w, again: bool):
             first = torch.mm(x, w).relu()
@@ -162,7 +138,7 @@ def test_results_stay_on_the_device(tmp_path: Path) -> None:
 
 
 def test_weights_are_uploaded_when_they_change(tmp_path: Path) -> None:
-    check(
+    OPENCL.check(
         """
         model = torch.nn.Linear(16, 16).eval()
         with torch.no_grad():
@@ -179,32 +155,11 @@ def test_weights_are_uploaded_when_they_change(tmp_path: Path) -> None:
 
 
 def test_threads_and_forks(tmp_path: Path) -> None:
-    check(
-        """
-        import os
-        from concurrent.futures import ThreadPoolExecutor
-
-        def f(x, w):
-            return torch.mm(x, w).relu() + 1
-
-        compiled = run(f, x, w)
-        cases = [torch.randn(16, 16) for _ in range(200)]
-        with ThreadPoolExecutor(4) as pool:
-            for case, result in zip(cases, pool.map(lambda case: compiled(case, w), cases)):
-                assert_matches(result, f(case, w))
-        child = os.fork()
-        if not child:
-            assert_matches(compiled(x, w), f(x, w))  # by PyTorch's operators
-            os._exit(0 if any("fork" in reason for reason in torchmdla.stats().fallbacks) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert_matches(compiled(x, w), f(x, w))
-        """,
-        tmp_path,
-    )
+    OPENCL.check(THREADS_AND_FORKS, tmp_path)
 
 
 def test_a_second_device(tmp_path: Path) -> None:
-    check(
+    OPENCL.check(
         """
         torchmdla.enable(device="opencl", index=1)
         def f(x, w):
@@ -221,7 +176,7 @@ def test_a_second_device(tmp_path: Path) -> None:
     ("options", "message"), [("index=70", "index 70 is not in"), ("streams=0", "streams 0 is not")]
 )
 def test_options(options: str, message: str, tmp_path: Path) -> None:
-    check(
+    OPENCL.check(
         f"""
         try:
             torchmdla.enable(device="opencl", {options})
@@ -235,7 +190,7 @@ def test_options(options: str, message: str, tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_absent(tmp_path: Path) -> None:
-    check(
+    OPENCL.check(
         """
         torchmdla.enable(device="opencl", index=9)
         def f(x, w):
